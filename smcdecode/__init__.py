@@ -1,0 +1,51 @@
+"""Sample from what you mean: sequential Monte Carlo decoding of language models."""
+
+from smcdecode.declare.method import SMC, Autoregressive
+from smcdecode.declare.proposal import Draft, Local
+from smcdecode.declare.target import Target
+from smcdecode.engine.load import load
+from smcdecode.errors import (
+    InvalidOption,
+    InvalidWeight,
+    NoSurvivors,
+    OutOfPages,
+    PotentialError,
+    PromptError,
+    SMCDecodeError,
+    SupportError,
+    UnsupportedModel,
+    UnsupportedTarget,
+    VocabularyMismatch,
+)
+from smcdecode.potentials.contract import check_potential
+from smcdecode.potentials.potential import BasePotential, Potential, potential
+from smcdecode.potentials.reward import Reward
+from smcdecode.report.posterior import Posterior
+from smcdecode.sample import sample
+
+__all__ = [
+    "SMC",
+    "Autoregressive",
+    "BasePotential",
+    "Draft",
+    "InvalidOption",
+    "InvalidWeight",
+    "Local",
+    "NoSurvivors",
+    "OutOfPages",
+    "Posterior",
+    "Potential",
+    "PotentialError",
+    "PromptError",
+    "Reward",
+    "SMCDecodeError",
+    "SupportError",
+    "Target",
+    "UnsupportedModel",
+    "UnsupportedTarget",
+    "VocabularyMismatch",
+    "check_potential",
+    "load",
+    "potential",
+    "sample",
+]

@@ -1,0 +1,101 @@
+"""How the target is sampled: which decoder, with which proposal and numbers. Knows no tensors."""
+
+import dataclasses
+
+from smcdecode.declare.proposal import Draft, Local, Proposal
+from smcdecode.declare.target import Target
+from smcdecode.errors import InvalidOption, SupportError, UnsupportedTarget
+from smcdecode.infer.resampling import SCHEMES
+from smcdecode.potentials.vocabulary import check_same
+
+__all__ = ["SMC", "Autoregressive", "Method"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SMC:
+    """Sequential Monte Carlo: N weighted particles, resampled when their weights degenerate.
+
+    Args:
+        proposal: :class:`Draft` or :class:`Local`.
+        particles: N.
+        resampling: multinomial, stratified, systematic, residual or ssp.
+        threshold: resample when ESS < threshold·N; 0 never (importance sampling), 1 at every uneven weight.
+        bridge: for p^α, the number of cycles over which the exponent rises from 1 to α, so that early weights stay
+            calm; the final target is the same for every value.
+
+    Raises:
+        InvalidOption: for values that mean nothing.
+    """
+
+    proposal: Proposal = Local()
+    particles: int = 8
+    _: dataclasses.KW_ONLY
+    resampling: str = "systematic"
+    threshold: float = 0.5
+    bridge: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.proposal, (Local, Draft)):
+            raise InvalidOption(f"the proposal must be smc.Draft(model, …) or smc.Local(); got {self.proposal!r}")
+        if not isinstance(self.particles, int) or self.particles < 1:
+            raise InvalidOption(f"particles must be an integer ≥ 1; got {self.particles!r}")
+        if self.resampling not in SCHEMES:
+            raise InvalidOption(f"resampling must be one of {', '.join(SCHEMES)}; got {self.resampling!r}")
+        if not 0 <= self.threshold <= 1:
+            raise InvalidOption(f"threshold must lie in [0, 1] (a fraction of the particles); got {self.threshold!r}")
+        if not isinstance(self.bridge, int) or self.bridge < 0:
+            raise InvalidOption(f"bridge must be a number of cycles ≥ 0; got {self.bridge!r}")
+
+    def check(self, target: Target) -> None:
+        """Refuse a target that this proposal cannot serve properly.
+
+        Raises:
+            SupportError: a truncated or greedy draft at strictness 0.
+            VocabularyMismatch: target and draft disagree on what an id means.
+            UnsupportedTarget: a greedy target raised to a power.
+        """
+        if target.temperature == 0 and target.alpha != 1:
+            raise UnsupportedTarget("a greedy target (temperature 0) has one text; raising it to a power means nothing")
+        if not isinstance(self.proposal, Draft):
+            return
+        check_same(target.model.vocabulary, self.proposal.model.vocabulary)
+        if self.proposal.truncated and self.proposal.strictness == 0:
+            raise SupportError(
+                "a truncated or greedy draft never proposes some tokens that the target allows, and reweighting cannot "
+                "bring them back: drop temperature=0, top_k and top_p from Draft(…), or set strictness > 0, whose "
+                "redraw covers what the draft misses"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Autoregressive:
+    """Ordinary sampling, token by token, of a plain, tempered or truncated target.
+
+    Args:
+        samples: independent samples for each prompt, all of weight 1/samples.
+    """
+
+    samples: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.samples, int) or self.samples < 1:
+            raise InvalidOption(f"samples must be an integer ≥ 1; got {self.samples!r}")
+
+    def check(self, target: Target) -> None:
+        """Refuse targets whose law is not a product of next-token laws.
+
+        Raises:
+            UnsupportedTarget: for p^α with α ≠ 1 and for potentials; names SMC.
+        """
+        if not target.plain:
+            raise UnsupportedTarget(
+                f"Autoregressive cannot sample {target}: next tokens of a power or of a potential need weights. "
+                "Use smc.SMC(smc.Local(), particles=…) or smc.SMC(smc.Draft(…), particles=…)."
+            )
+
+    def as_smc(self) -> SMC:
+        """The same law as a particle system whose weights never move."""
+        return SMC(Local(), self.samples, threshold=0.0)
+
+
+Method = SMC | Autoregressive

@@ -1,0 +1,63 @@
+"""Who writes the next tokens: a small draft model in blocks, or the target itself. Knows no tensors."""
+
+import dataclasses
+import math
+
+from smcdecode.declare.target import Model, check_truncation
+from smcdecode.errors import InvalidOption
+
+__all__ = ["Draft", "Local", "Proposal"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """The target as its own proposal: each token is drawn from r(·) = p(·)^α m(·)/Z, one target pass a token.
+
+    The weight of a step is log Z, which does not depend on the token drawn: the least variance a proposal that sees
+    only the prefix can have.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """A draft model q writes blocks of K tokens; the target scores each block in one pass.
+
+    Args:
+        model: the draft, from :func:`smcdecode.load`; its vocabulary must agree with the target's.
+        block: K, drafted tokens a cycle.
+        strictness: s in [0, 1], how much of a bad guess is redrawn instead of being carried as weight. 0 is pure
+            reweighting (SMC speculative decoding, arXiv 2604.15672: fastest, roughest); 1 is lossless speculative
+            decoding inside every particle; in between weights stay correct and are far calmer for few refusals.
+        temperature: of the draft. None means the target's temperature divided by α, which minimises the variance
+            of the weights among tempered drafts of the same model.
+        top_k, top_p: truncate the draft's law. A truncated draft misses tokens the target allows, so it needs
+            ``strictness > 0``, whose redraw covers them.
+
+    Raises:
+        InvalidOption: for values that mean nothing.
+    """
+
+    model: Model
+    block: int = 4
+    _: dataclasses.KW_ONLY
+    strictness: float = 0.2
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.block, int) or self.block < 1:
+            raise InvalidOption(f"block must be an integer ≥ 1 (without a draft use Local()); got {self.block!r}")
+        if not (math.isfinite(self.strictness) and 0 <= self.strictness <= 1):
+            raise InvalidOption(f"strictness must lie in [0, 1]; got {self.strictness!r}")
+        if not hasattr(self.model, "vocabulary"):
+            raise InvalidOption(f"Draft needs a language model from smc.load(…); got {type(self.model).__name__}")
+        check_truncation(self.temperature, self.top_k, self.top_p)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the draft's law gives probability zero to some tokens by declaration."""
+        return self.temperature == 0 or self.top_k is not None or (self.top_p is not None and self.top_p < 1)
+
+
+Proposal = Local | Draft

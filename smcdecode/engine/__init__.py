@@ -1,0 +1,1 @@
+"""Running it: models, pages and batches. Knows no potential by name."""

@@ -1,0 +1,125 @@
+"""The draft writes a block: K passes, one token a slot a pass, (2). Knows the proposal's law; not the target's."""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from smcdecode.declare.proposal import Draft
+from smcdecode.engine.draw import proposal_law
+from smcdecode.engine.passes import Passes
+from smcdecode.engine.slots import Slots
+from smcdecode.engine.twist import States, Twist
+from smcdecode.errors import InvalidWeight
+from smcdecode_kernels import reference
+
+__all__ = ["Block", "Drafter", "Stream"]
+
+
+class Stream:
+    """What a uniform is for: the fourth word of its counter."""
+
+    DRAFT, ACCEPT, REDRAW, BONUS, RESAMPLE = range(5)
+
+
+@dataclasses.dataclass
+class Block:
+    """What one cycle drafted, a row for each slot that can write. K = 0 without a draft."""
+
+    slots: Tensor  # (n,) int64
+    tokens: Tensor  # (n, K) int64
+    log_q: Tensor  # (n, K) float64, of the drafted tokens
+    count: Tensor  # (n,) int64, tokens drafted
+    ended: Tensor  # (n,) bool, the last drafted token is EOS or fills the cap: no bonus token follows
+    rows: list[Tensor]  # per position: (m,) int64, the rows drafted there
+    laws: list[Tensor | None]  # per position: (m, V) float32 normalised log q, where judging needs the whole law
+    masks: list[Tensor]  # per position, bonus included: (n, V) bool; empty if nothing is masked
+
+    @classmethod
+    def empty(cls, slots: Tensor, K: int) -> "Block":
+        """A block of no tokens yet."""
+        n = len(slots)
+        return cls(
+            slots, torch.zeros(n, K, dtype=torch.int64), torch.zeros(n, K, dtype=torch.float64),
+            torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.bool), [], [], [],
+        )  # fmt: skip
+
+
+class Drafter:
+    """Writes blocks with a draft model, under the potentials' masks."""
+
+    def __init__(
+        self, spec: Draft | None, slots: Slots, passes: Passes, twist: Twist, is_eos: Tensor,
+        temperature: Callable[[Tensor], Tensor | float],
+    ) -> None:  # fmt: skip
+        self.spec, self.slots, self.passes, self.twist = spec, slots, passes, twist
+        self.is_eos, self.temperature = is_eos, temperature
+
+    def write(self, slots: Tensor) -> Block:
+        """Draft up to K tokens in each slot (n,); a slot stops at its first EOS, at its cap and where nothing is allowed."""
+        K = self.spec.block if self.spec else 0
+        block = Block.empty(slots, K)
+        room = self.slots.room(slots).clamp(max=K)
+        self.passes.copy_pages(*self.slots.make_room(slots, self.slots.length[slots] + room))
+        states = self._states(block, K)
+        going = torch.arange(len(slots))
+        for k in range(K):
+            going = going[(room[going] > k) & ~block.ended[going] & (block.count[going] == k)]
+            if not len(going):
+                break
+            logits = self._logits(slots[going], block.tokens[going], k)
+            self._token(block, going, k, logits)
+            if self.twist.masked:
+                self._mask_next(block, k, states)
+        block.ended |= block.count == self.slots.room(slots)
+        return block
+
+    def _states(self, block: Block, K: int) -> list[States]:
+        """Potential states to look ahead with, and the mask of the first position."""
+        if not self.twist.masked:
+            return []
+        here = block.slots.tolist()
+        states = self.twist.fork(here) if K else [self.twist.states[slot] for slot in here]
+        block.masks.append(self.twist.masks(states))
+        return states
+
+    def _logits(self, slots: Tensor, drafted: Tensor, k: int) -> Tensor:
+        """One draft pass: the unread tokens of each slot when k = 0, the token just drafted otherwise."""
+        lag = self.slots.lag[slots] if k == 0 else torch.ones_like(slots)
+        ends = self.slots.length[slots] + k
+        owner = torch.arange(len(slots)).repeat_interleave(lag)
+        place = ends[owner] - lag[owner] + torch.arange(len(owner)) - (lag.cumsum(0) - lag)[owner]
+        tokens = self.slots.tokens[slots[owner], place] if k == 0 else drafted[:, k - 1]
+        positions = self.slots.position(slots[owner], place)
+        return self.passes.draft(tokens, positions, self.slots.batch(slots, lag, ends), lag.cumsum(0) - 1)
+
+    def _token(self, block: Block, going: Tensor, k: int, logits: Tensor) -> None:
+        """Draw token k of some rows; a row with no allowed token stops, and its bonus row will find log Z = −inf."""
+        assert self.spec is not None
+        slots = block.slots[going]
+        mask = block.masks[k][going] if self.twist.masked else None
+        law = proposal_law(logits, self.spec, self.temperature(slots), mask)
+        tokens, norm = reference.draw(law, self.slots.uniform(slots, k, Stream.DRAFT))
+        self._check(norm, mask)
+        alive = (~torch.isneginf(norm)).nonzero()[:, 0]
+        going, tokens, norm = going[alive], tokens[alive], norm[alive]
+        block.tokens[going, k] = tokens
+        block.log_q[going, k] = law[alive, tokens].double() - norm
+        block.count[going] = k + 1
+        block.ended[going] = self.is_eos[tokens]
+        block.rows.append(going)
+        whole = self.spec.strictness > 0 or bool(torch.isneginf(logits.amin()))
+        block.laws.append(law[alive] - norm[:, None].float() if whole else None)
+
+    def _check(self, norm: Tensor, mask: Tensor | None) -> None:
+        name = self.passes.q.name if self.passes.q else "the draft"
+        if torch.isnan(norm).any() or (mask is None and torch.isneginf(norm).any()):
+            raise InvalidWeight(f"{name} produced NaN or infinite logits: check the checkpoint and its dtype")
+
+    def _mask_next(self, block: Block, k: int, states: list[States]) -> None:
+        """Masks behind the tokens just drafted; rows that stopped keep their old state, whose mask nothing reads."""
+        moved = (block.count == k + 1) & ~block.ended
+        for i in moved.nonzero()[:, 0].tolist():
+            states[i] = self.twist.step(states[i], [int(block.tokens[i, k])])
+        block.masks.append(self.twist.masks(states))

@@ -1,0 +1,130 @@
+"""The target judges a block: one pass, then each drafted token is kept, redrawn or carried as weight, (3)–(5)."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from smcdecode.declare.target import Target
+from smcdecode.engine.drafting import Block, Stream
+from smcdecode.engine.draw import local_law
+from smcdecode.engine.passes import Passes
+from smcdecode.engine.slots import Slots
+from smcdecode.engine.stats import Stats
+from smcdecode.errors import SupportError
+from smcdecode.infer.strictness import overlap
+from smcdecode_kernels import reference
+
+__all__ = ["Judge", "Verdict"]
+
+
+@dataclasses.dataclass
+class Verdict:
+    """What becomes of a block."""
+
+    kept: Tensor  # (n,) int64, tokens that stand, a redrawn one included
+    refused: Tensor  # (n,) bool, the last token that stands was redrawn: the block ends there
+    log_w: Tensor  # (n,) float64, weight of the block and of the bonus token behind it
+    log_p: Tensor  # (n,) float64, log p of the tokens that stand
+    bonus: Tensor  # (m,) int64, rows of the block that get a bonus token
+    bonus_law: Tensor  # (m, V) float32, log (p^α m) there
+
+
+class Judge:
+    """Scores blocks with the target model and weighs them at a strictness."""
+
+    def __init__(self, target: Target, strictness: float, slots: Slots, passes: Passes, stats: Stats) -> None:
+        self.target, self.strictness, self.slots, self.passes, self.stats = target, strictness, slots, passes, stats
+
+    def judge(self, block: Block, alpha: Tensor | None) -> Verdict:
+        """Score a block and decide on its tokens; redrawn ones are replaced in ``block.tokens``.
+
+        Args:
+            block: what was drafted.
+            alpha: (n,) float64 exponents, or None where α = 1.
+        """
+        law, log_z, row = self._score(block, alpha)
+        n = len(block.slots)
+        verdict = Verdict(
+            torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.float64),
+            torch.zeros(n, dtype=torch.float64), torch.empty(0, dtype=torch.int64), law[:0],
+        )  # fmt: skip
+        for k, rows in enumerate(block.rows):
+            standing = ~verdict.refused[rows]
+            log_q = block.laws[k]
+            log_q = log_q[standing] if log_q is not None else None
+            rows = rows[standing]
+            if len(rows):
+                at = row[rows, k]
+                self._position(block, verdict, k, rows, law[at], log_z[at], log_q, alpha)
+        verdict.bonus = (~verdict.refused & ~block.ended).nonzero()[:, 0]
+        at = row[verdict.bonus, block.count[verdict.bonus]]
+        verdict.log_w[verdict.bonus] += log_z[at]  # (5)
+        verdict.bonus_law = law[at]
+        return verdict
+
+    def _score(self, block: Block, alpha: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """One target pass over each slot's last token and its block, (3).
+
+        Returns:
+            law (R, V) log p^α m; log_z (R,); and (n, K+1) which of the R rows scores position k, −1 for none.
+        """
+        slots, start = block.slots, self.slots.length[block.slots] - 1
+        fed = block.count + (~block.ended)
+        width = torch.arange(block.tokens.shape[1] + 1)
+        packed = width < fed[:, None]
+        row = (packed.flatten().cumsum(0) - 1).view_as(packed).masked_fill(~packed, -1)
+        tokens = torch.cat([self.slots.last(slots)[:, None], block.tokens], 1)[packed]
+        positions = (self.slots.position(slots, start)[:, None] + width)[packed]
+        batch = self.slots.batch(slots, fed, start + fed)
+        logits = self.passes.target(tokens, positions, batch, torch.arange(len(tokens)))
+        owner = packed.nonzero()[:, 0]
+        mask = torch.stack(block.masks, 1)[packed[:, : len(block.masks)]] if block.masks else None
+        law, log_z = local_law(logits, self.target, None if alpha is None else alpha[owner], mask)
+        return law, log_z, row
+
+    def _position(
+        self, block: Block, verdict: Verdict, k: int, rows: Tensor, law: Tensor, log_z: Tensor, log_q: Tensor | None,
+        alpha: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Decide on drafted token k of the rows still standing, (4) and its strict form."""
+        barren = torch.isneginf(log_z)  # no token at all has weight here: the particle dies
+        verdict.log_w[rows[barren]] = -torch.inf
+        verdict.refused[rows[barren]] = True
+        fertile = (~barren).nonzero()[:, 0]
+        rows, law, log_z = rows[fertile], law[fertile], log_z[fertile]
+        log_q = log_q[fertile] if log_q is not None else None
+        if self.strictness > 0:
+            assert log_q is not None
+            ratio = self._strict(block, verdict, k, rows, log_q, law - log_z[:, None].float())
+        else:
+            self._check_support(log_q, law)
+            ratio = law.gather(-1, block.tokens[rows, k, None])[:, 0].double() - log_z - block.log_q[rows, k]
+        log_pa = law.gather(-1, block.tokens[rows, k, None])[:, 0].double()
+        verdict.log_w[rows] += ratio + log_z
+        verdict.log_p[rows] += log_pa if alpha is None else log_pa / alpha[rows]
+        verdict.kept[rows] = k + 1
+
+    def _strict(self, block: Block, verdict: Verdict, k: int, rows: Tensor, log_q: Tensor, log_r: Tensor) -> Tensor:
+        """Accept or redraw token k of some rows: log r − log e of the token emitted, (m,) float64."""
+        slots, tokens = block.slots[rows], block.tokens[rows, k]
+        both = overlap(log_q, log_r, self.strictness)
+        refuse = self.slots.uniform(slots, k, Stream.ACCEPT) >= both.acceptance(tokens)
+        self.stats.drafted += len(rows)
+        self.stats.accepted += int((~refuse).sum())
+        again = refuse.nonzero()[:, 0]
+        if len(again):
+            u = self.slots.uniform(slots[again], k, Stream.REDRAW)
+            tokens[again], _ = reference.draw(both.redraw_log_weights(again), u)
+            block.tokens[rows, k] = tokens
+            verdict.refused[rows] = refuse
+        return both.log_ratio(tokens)
+
+    def _check_support(self, log_q: Tensor | None, law: Tensor) -> None:
+        """The whole draft law is at hand at strictness 0 only where the draft has zeros."""
+        if log_q is not None and bool((torch.isneginf(log_q) & ~torch.isneginf(law)).any()):
+            name = self.passes.q.name if self.passes.q else "the draft"
+            raise SupportError(
+                f"{name} gives probability zero to tokens that the target allows, so reweighting would be wrong: "
+                "set strictness > 0 in Draft(…), whose redraw covers them, or use another draft"
+            )

@@ -1,0 +1,125 @@
+"""Where models come from: a name, a folder, the embedded demo, or a loaded model → LanguageModel. Knows no decoding."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from smcdecode.engine.demo import demo_folder
+from smcdecode.engine.model import LanguageModel, structural_copy
+from smcdecode.engine.support import check_config, context_of, examine
+from smcdecode.errors import InvalidOption, UnsupportedModel
+from smcdecode.potentials.vocabulary import Vocabulary
+
+__all__ = ["load"]
+
+Source: TypeAlias = str | Path | PreTrainedModel | tuple[PreTrainedModel, Any]
+
+
+def load(
+    source: Source,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    name: str | None = None,
+) -> LanguageModel:
+    """A language model ready to be a target or a proposal.
+
+    Args:
+        source: a Hugging Face name or local folder; ``"demo"`` for the small model of the ``demo`` extra; a loaded
+            model, or ``(model, tokenizer)``. A loaded model is never changed: a copy of its structure that shares its
+            weights is. Without a tokenizer, prompts and outputs are token ids.
+        dtype: of the weights; by default the checkpoint's own where this machine is quick at it, else float32. A
+            loaded model keeps its own.
+        device: by default a GPU if there is one, else the CPU. A loaded model stays where it is.
+        name: how messages call the model.
+
+    Raises:
+        UnsupportedModel: the engine cannot run this model exactly; the message names the part in the way.
+        InvalidOption: the source is of another kind, or ``dtype``/``device`` are given for a loaded model.
+    """
+    if isinstance(source, (str, Path)):
+        return _load_checkpoint(source, dtype, device, name)
+    model, tokenizer = source if isinstance(source, tuple) else (source, None)
+    _check_kind(model)
+    if dtype is not None or device is not None:
+        raise InvalidOption("a loaded model keeps its dtype and device: move it first, or load it by name")
+    return _wrap(structural_copy(model), tokenizer, name or _name_of(model))
+
+
+def _check_kind(model: object) -> None:
+    if not isinstance(model, PreTrainedModel):
+        raise InvalidOption(
+            "load takes a name, a folder, 'demo', a loaded transformers model, or (model, tokenizer); "
+            f"got {type(model).__name__}"
+        )
+
+
+def _load_checkpoint(
+    source: str | Path, dtype: torch.dtype | None, device: str | torch.device | None, name: str | None
+) -> LanguageModel:
+    folder = demo_folder() if source == "demo" else source
+    name = name or (source if isinstance(source, str) and not Path(source).exists() else Path(source).name)
+    config = AutoConfig.from_pretrained(folder)
+    check_config(config, name)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or _default_dtype(config, place))
+    except ValueError as error:
+        if "Unrecognized configuration class" not in str(error):
+            raise
+        raise UnsupportedModel(f"{name} ({type(config).__name__}) has no causal language model") from error
+    return _wrap(model.to(place).eval(), _tokenizer(folder), name)
+
+
+def _tokenizer(folder: str | Path) -> Any:
+    """The checkpoint's tokenizer; None for a local folder that holds none."""
+    local = Path(folder)
+    if local.is_dir() and not any(local.glob("tokenizer*")) and not any(local.glob("vocab*")):
+        return None
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def _default_dtype(config: Any, device: torch.device) -> torch.dtype:
+    own = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
+    own = getattr(torch, own) if isinstance(own, str) else own
+    return own if device.type != "cpu" or (own == torch.bfloat16 and _quick_bfloat16()) else torch.float32
+
+
+def _quick_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices in hardware."""
+    features = torch.cpu.get_capabilities()
+    return any(features.get(name) for name in ("amx_bf16", "avx512_bf16", "arm_bf16", "bf16"))
+
+
+def _name_of(model: PreTrainedModel) -> str:
+    return str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+
+
+def _wrap(module: PreTrainedModel, tokenizer: Any, name: str) -> LanguageModel:
+    layout, width = examine(module, name)
+    eos = _eos_ids(module, tokenizer)
+    if tokenizer is None:
+        ends = frozenset(i for i in eos if i < width)
+        vocabulary = Vocabulary(width, ends, None, ends, name)
+    else:
+        vocabulary = Vocabulary.from_tokenizer(tokenizer, eos, width)
+    return LanguageModel(
+        module,
+        name=name,
+        vocabulary=vocabulary,
+        tokenizer=tokenizer,
+        context=context_of(module.config),
+        layout=layout,
+    )
+
+
+def _eos_ids(module: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    """All ids that end a text: the generation config's, else the config's, else the tokenizer's."""
+    for holder in (module.generation_config, module.config, tokenizer):
+        found = getattr(holder, "eos_token_id", None)
+        if found is not None:
+            return frozenset(found if isinstance(found, Iterable) else [found])
+    return frozenset()

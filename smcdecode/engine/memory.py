@@ -1,0 +1,67 @@
+"""How much memory there is, and how many lanes and pages of a run fit in it. Knows bytes, no tensors."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from smcdecode.errors import InvalidOption, OutOfPages
+
+__all__ = ["Budget", "bytes_of", "plan_memory"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What a run may use: lanes that run at once, and pages they share."""
+
+    lanes: int
+    pages: int
+
+
+def available_bytes() -> int:
+    """Free memory of this machine: what Linux calls available; elsewhere all physical memory."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    raise InvalidOption("this platform does not tell its free memory: give memory= in bytes")
+
+
+def bytes_of(memory: float) -> int:
+    """A budget in bytes: ``memory`` itself if above 1, else that fraction of the available memory.
+
+    Raises:
+        InvalidOption: if it is not a positive number.
+    """
+    if not (math.isfinite(memory) and memory > 0):
+        raise InvalidOption(f"memory must be a fraction in (0, 1] or a number of bytes; got {memory!r}")
+    return int(memory) if memory > 1 else int(memory * available_bytes())
+
+
+def plan_memory(memory: int, needs: Sequence[int], page_bytes: int, lane_bytes: int) -> Budget:
+    """As many lanes as fit, and pages for them.
+
+    Args:
+        memory: bytes in all.
+        needs: most pages each request can ever hold.
+        page_bytes: bytes of one page in all stores.
+        lane_bytes: bytes of logits and laws a running lane needs besides its pages.
+
+    Raises:
+        OutOfPages: when the request with the largest need does not fit alone.
+    """
+    largest = max(needs)
+    if largest * page_bytes + lane_bytes > memory:
+        raise OutOfPages(
+            f"one prompt may need {largest} pages of {page_bytes:,} bytes and {lane_bytes:,} bytes of logits, "
+            f"{largest * page_bytes + lane_bytes:,} bytes in all, but memory= allows {memory:,}: "
+            "raise memory=, or lower max_tokens=, particles= or block=, or shorten the prompt"
+        )
+    lanes = min(len(needs), memory // (min(needs) * page_bytes + lane_bytes))
+    lanes = max(1, min(lanes, (memory - largest * page_bytes) // lane_bytes))
+    concurrent = sum(sorted(needs)[-lanes:])
+    return Budget(lanes, min(concurrent, (memory - lanes * lane_bytes) // page_bytes))

@@ -1,0 +1,153 @@
+"""Pages by number: which are free, who shares them, which rows hold them. Knows counts and tables, no keys or values."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from smcdecode.errors import OutOfPages
+
+__all__ = ["NULL", "BlockTable", "PagePool"]
+
+NULL = 0  # the page that pads table rows; never handed out
+
+
+class PagePool:
+    """Reference counts of ``pages`` pages, numbered from 1. A page with count 0 is free."""
+
+    def __init__(self, pages: int) -> None:
+        self.counts = torch.zeros(pages + 1, dtype=torch.int64)
+        self.peak = 0
+        self.used = 0
+        self._free = torch.arange(pages, 0, -1)  # a stack; refilled from the counts when it runs out
+
+    @property
+    def size(self) -> int:
+        """Pages in all."""
+        return len(self.counts) - 1
+
+    @property
+    def free(self) -> int:
+        """Pages with count 0."""
+        return self.size - self.used
+
+    def take(self, n: int) -> Tensor:
+        """Hand out n free pages with count 1: (n,) int64.
+
+        Raises:
+            OutOfPages: when fewer than n are free; nothing is taken then.
+        """
+        if n > self.free:
+            raise OutOfPages(f"{n} pages wanted, {self.free} of {self.size} free: raise memory=, or lower particles=")
+        if n > len(self._free):
+            free = (self.counts[1:] == 0).nonzero()[:, 0] + 1
+            self._free = free.flip(0)
+        taken, self._free = self._free[len(self._free) - n :], self._free[: len(self._free) - n]
+        self.counts[taken] = 1
+        self.used += n
+        self.peak = max(self.peak, self.used)
+        return taken
+
+    def share(self, pages: Tensor) -> None:
+        """Raise the count of each page once for every time it is listed; NULL is skipped."""
+        pages = pages[pages != NULL]
+        self.counts.index_add_(0, pages, torch.ones_like(pages))
+
+    def release(self, pages: Tensor) -> None:
+        """Lower the count of each page once for every time it is listed; NULL is skipped."""
+        pages = pages[pages != NULL]
+        if not len(pages):
+            return
+        self.counts.index_add_(0, pages, -torch.ones_like(pages))
+        distinct = pages.unique()
+        self.used -= int((self.counts[distinct] == 0).sum())
+
+    def audit(self, holders: Iterable[Tensor]) -> None:
+        """Check the counts against everything that holds pages.
+
+        Args:
+            holders: page lists or tables, any shape; NULL entries do not count.
+
+        Raises:
+            AssertionError: naming the first page whose count is not the number of its holders, or a stale free list.
+        """
+        held = torch.zeros_like(self.counts)
+        for pages in holders:
+            flat = pages.flatten()
+            held.index_add_(0, flat, torch.ones_like(flat))
+        held[NULL] = 0
+        wrong = (held != self.counts).nonzero()[:, 0]
+        if len(wrong):
+            page = int(wrong[0])
+            raise AssertionError(f"page {page} is held {int(held[page])} times but counted {int(self.counts[page])}")
+        if self.used != int((held > 0).sum()):
+            raise AssertionError(f"{int((held > 0).sum())} pages are held but {self.used} are counted as used")
+        if bool(self.counts[self._free].any()) or len(self._free.unique()) != len(self._free):
+            raise AssertionError("a page in use, or the same page twice, lies on the free list")
+
+
+class BlockTable:
+    """One row of page numbers a slot: the pages of its own tokens, in order, padded with NULL."""
+
+    def __init__(self, pool: PagePool, slots: int, width: int) -> None:
+        self.pool = pool
+        self.rows = torch.full((slots, width), NULL, dtype=torch.int64)
+        self.used = torch.zeros(slots, dtype=torch.int64)
+
+    def grow(self, slots: Tensor, pages: Tensor) -> None:
+        """Take pages until each of ``slots`` (n,) holds at least ``pages`` (n,) of them."""
+        extra = (pages - self.used[slots]).clamp(min=0)
+        total = int(extra.sum())
+        if not total:
+            return
+        taken = self.pool.take(total)
+        offset = torch.arange(total) - (extra.cumsum(0) - extra).repeat_interleave(extra)
+        column = self.used[slots].repeat_interleave(extra) + offset
+        self.rows[slots.repeat_interleave(extra), column] = taken
+        self.used[slots] += extra
+
+    def select(self, ancestors: Tensor, keep: Tensor) -> None:
+        """Row i becomes a copy of the first ``keep[i]`` pages of row ``ancestors[i]``; rows with a_i = i stay whole.
+
+        Args:
+            ancestors: (slots,) int64.
+            keep: (slots,) int64, pages worth sharing (those that hold cached tokens of the ancestor).
+        """
+        moved = (ancestors != torch.arange(len(ancestors))).nonzero()[:, 0]
+        if not len(moved):
+            return
+        width = torch.arange(self.rows.shape[1])
+        gained = torch.where(width < keep[moved, None], self.rows[ancestors[moved]], NULL)
+        self.pool.share(gained)
+        self.pool.release(self.rows[moved])
+        self.rows[moved] = gained
+        self.used[moved] = torch.minimum(keep[moved], self.used[ancestors[moved]])
+
+    def clear(self, slots: Tensor) -> None:
+        """Give back all pages of ``slots`` (n,)."""
+        self.pool.release(self.rows[slots])
+        self.rows[slots] = NULL
+        self.used[slots] = 0
+
+    def own(self, slots: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+        """Make the page in ``column[i]`` of each slot its own before it is written: copy on write.
+
+        Returns:
+            (source, copy): page numbers, equal lengths, to be copied in every store. Of the slots that share a page
+            one may keep it, when all its holders are about to write.
+        """
+        pages = self.rows[slots, column]
+        order = pages.argsort(stable=True)
+        distinct, place, writers = pages[order].unique_consecutive(return_inverse=True, return_counts=True)
+        first = torch.ones_like(place, dtype=torch.bool)
+        first[1:] = place[1:] != place[:-1]
+        keeps = first & (writers == self.pool.counts[distinct])[place]
+        shared = (self.pool.counts[distinct] > 1)[place] & (pages[order] != NULL)
+        copying = order[shared & ~keeps]
+        source = pages[copying]
+        if not len(source):
+            return source, source
+        copies = self.pool.take(len(source))
+        self.pool.release(source)
+        self.rows[slots[copying], column[copying]] = copies
+        return source, copies

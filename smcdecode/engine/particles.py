@@ -1,0 +1,231 @@
+"""The particle engine: one cycle of every lane by draft, judge, weigh, select, append. Knows no Ψ by name.
+
+It holds the five verbs together; slots, passes, drafting and judging each have their own file.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from smcdecode.declare.method import SMC
+from smcdecode.declare.proposal import Draft
+from smcdecode.declare.target import Target
+from smcdecode.engine.drafting import Drafter, Stream
+from smcdecode.engine.draw import local_law
+from smcdecode.engine.judging import Judge
+from smcdecode.engine.pages import PagePool
+from smcdecode.engine.passes import Passes
+from smcdecode.engine.request import Request
+from smcdecode.engine.slots import Slots
+from smcdecode.engine.stats import Stats
+from smcdecode.engine.twist import Death, Twist
+from smcdecode_kernels import reference
+
+__all__ = ["ParticleEngine"]
+
+
+class ParticleEngine:
+    """Lanes of N particles of one target under one SMC method, over one pool of pages."""
+
+    def __init__(
+        self, target: Target, method: SMC, *, lanes: int, max_tokens: int, pages: int, page_size: int, stats: Stats
+    ) -> None:
+        self.target, self.method, self.stats = target, method, stats
+        spec = method.proposal if isinstance(method.proposal, Draft) else None
+        self.spec = spec
+        self.passes = Passes(target.model, spec.model if spec else None, pages, page_size, stats)  # type: ignore[arg-type]
+        self.slots = Slots(lanes, method.particles, max_tokens, PagePool(pages), page_size)
+        self.twist = Twist(target.potentials, lanes * method.particles, target.model.vocabulary)
+        self.is_eos = torch.zeros(target.model.vocabulary.size, dtype=torch.bool)
+        self.is_eos[sorted(target.model.vocabulary.eos)] = True
+        self.drafter = Drafter(spec, self.slots, self.passes, self.twist, self.is_eos, self._temperature)
+        self.judge = Judge(target, spec.strictness if spec else 0.0, self.slots, self.passes, stats)
+        self.bonus_law = torch.empty(0, target.model.vocabulary.size)  # rows that slots.next_row points into
+        self.deaths: list[list[Death]] = [[] for _ in range(lanes)]
+        self._first: list[tuple[Tensor, Tensor]] = []  # lanes just read, and the target's logits behind their prompts
+
+    # ---- lanes
+
+    def prefill(self, lanes: Sequence[int], requests: Sequence[Request]) -> None:
+        """Read the prompts of new requests, once each for target and draft."""
+        for lane, request in zip(lanes, requests, strict=True):
+            self.slots.open(lane, request)
+            self.deaths[lane] = []
+            slots = self.slots.of(lane)
+            self.twist.start(range(slots.start, slots.stop), request.prompt)
+        index = torch.tensor(lanes)
+        batch = self.slots.prompts(index)
+        tokens = torch.tensor([t for request in requests for t in request.prompt.tokens])
+        positions = torch.cat([torch.arange(n) for n in batch.q_len.tolist()])
+        with self.stats.clock("prefill"):
+            logits = self.passes.target(tokens, positions, batch, batch.q_len.cumsum(0) - 1)
+            self.passes.draft(tokens, positions, batch, torch.empty(0, dtype=torch.int64))
+        self._first.append((index, logits))
+
+    def retire(self, lane: int) -> None:
+        """Free everything a lane holds."""
+        self.slots.close(lane)
+        slots = self.slots.of(lane)
+        self.twist.clear(range(slots.start, slots.stop))
+
+    # ---- one cycle
+
+    def extend(self) -> Tensor:
+        """Draft, judge and weigh one block in every slot that can write: (S,) float64 increments of log w, (2)–(5)."""
+        slots = self.slots
+        increments = self._bridge(slots.cycle - 1, slots.cycle)
+        writing = (~slots.finished & (slots.length > 0)).nonzero()[:, 0]
+        laws = [self._first_law(increments)] if self._first else [self.bonus_law[:0]]
+        if len(writing):
+            laws.append(self._write_block(writing, increments, len(laws[0])))
+        self.bonus_law = torch.cat(laws) if len(laws) > 1 else laws[0]
+        self._bury(increments, "no token has a positive weight under the target and the masks")
+        with self.stats.clock("potentials"):
+            increments += self._weigh()
+        increments += self._finish_bridge()
+        return increments
+
+    def _write_block(self, writing: Tensor, increments: Tensor, offset: int) -> Tensor:
+        """One block in every slot of ``writing``; returns the laws of the bonus tokens, rows ``offset`` on."""
+        slots = self.slots
+        if self.twist.masked:
+            self._show(writing)
+        with self.stats.clock("draft"):
+            block = self.drafter.write(writing)
+        with self.stats.clock("score"):
+            verdict = self.judge.judge(block, self._exponents(writing))
+        increments[writing] += verdict.log_w
+        slots.log_p[writing] += verdict.log_p
+        slots.write(writing, block.tokens, verdict.kept)
+        slots.cached[writing] = slots.length[writing] - verdict.refused.long()
+        slots.lag[writing] = torch.where(verdict.refused | (block.count == 0), 1, 2)
+        slots.next_row[writing[verdict.bonus]] = offset + torch.arange(len(verdict.bonus))
+        self._mark_finished(writing[verdict.kept > 0])
+        return verdict.bonus_law
+
+    def _first_law(self, increments: Tensor) -> Tensor:
+        """Laws of the first tokens: a row a lane, shared by its particles, which draw from it independently."""
+        lanes = torch.cat([lanes for lanes, _ in self._first])
+        logits = torch.cat([logits for _, logits in self._first])
+        self._first = []
+        first = lanes * self.slots.N
+        mask = self.twist.masks([self.twist.states[slot] for slot in first.tolist()]) if self.twist.masked else None
+        law, log_z = local_law(logits, self.target, self._exponents(first), mask)
+        slots = (first[:, None] + torch.arange(self.slots.N)).flatten()
+        row = torch.arange(len(lanes)).repeat_interleave(self.slots.N)
+        self.slots.next_row[slots] = row
+        increments[slots] += log_z[row]
+        return law
+
+    def _mark_finished(self, slots: Tensor) -> None:
+        self.slots.finished[slots] = self.is_eos[self.slots.last(slots)] | (self.slots.room(slots) == 0)
+
+    # ---- exponents
+
+    def _alpha(self, cycle: Tensor) -> Tensor:
+        """Exponent of each lane at a cycle, (lanes,) float64: the bridge from 1 to α."""
+        alpha = torch.full((self.slots.lanes,), self.target.alpha, dtype=torch.float64)
+        if not self.method.bridge:
+            return alpha
+        return 1.0 + (alpha - 1.0) * (cycle.double() / self.method.bridge).clamp(0.0, 1.0)
+
+    def _bridge(self, before: Tensor, after: Tensor) -> Tensor:
+        """From one cycle's exponent to another's every weight, finished particles' too, gains p(x_1:t)^(α_t − α_t−1)."""
+        rise = (self._alpha(after) - self._alpha(before))[self.slots.lane]
+        return torch.where((rise != 0) & ~self.slots.dead, rise * self.slots.log_p, 0.0)
+
+    def _finish_bridge(self) -> Tensor:
+        """Where all particles of a lane are finished the exponent rises to α at once: the answer stands at α."""
+        over = self.slots.finished.view(self.slots.lanes, self.slots.N).all(-1)
+        last = torch.where(over, self.slots.cycle.clamp(min=self.method.bridge), self.slots.cycle)
+        increments = self._bridge(self.slots.cycle, last)
+        self.slots.cycle.copy_(last)
+        return increments
+
+    def _exponents(self, slots: Tensor) -> Tensor | None:
+        return None if self.target.alpha == 1 else self._alpha(self.slots.cycle)[self.slots.lane[slots]]
+
+    def _temperature(self, slots: Tensor) -> Tensor | float:
+        """The draft's temperature: as declared, else the target's over the exponent (least variance of the weights)."""
+        assert self.spec is not None
+        if self.spec.temperature is not None:
+            return self.spec.temperature
+        alpha = self._exponents(slots)
+        return self.target.temperature if alpha is None else self.target.temperature / alpha
+
+    # ---- potentials and deaths
+
+    def _weigh(self) -> Tensor:
+        """log ψ of every slot that moved since its potentials last spoke, over the ψ they spoke then, (4)."""
+        slots = self.slots
+        increments = torch.zeros_like(slots.log_psi)
+        moved = (~slots.dead & (slots.heard < slots.length)).nonzero()[:, 0]
+        if not self.twist.potentials or not len(moved):
+            return increments
+        self._show(moved)
+        value, killers = self.twist.log_psi(moved.tolist(), slots.finished[moved].tolist())
+        increments[moved] = value - slots.log_psi[moved]
+        slots.log_psi[moved] = value
+        slots.heard[moved] = slots.length[moved]
+        for slot, killer in zip(moved.tolist(), killers, strict=True):
+            if killer is not None:
+                self._die(slot, killer)
+        return increments
+
+    def _show(self, slots: Tensor) -> None:
+        """Let the potentials read the tokens they have not, EOS excepted."""
+        moved = slots[self.slots.seen[slots] < self.slots.length[slots]]
+        if not len(moved):
+            return
+        blocks, fresh = self.slots.unread(moved)
+        ends = self.slots.finished[moved] & self.is_eos[self.slots.last(moved)]
+        lists = [b[:n] for b, n in zip(blocks.tolist(), (fresh - ends.long()).tolist(), strict=True)]
+        self.twist.advance(moved.tolist(), lists)
+        self.slots.seen[moved] = self.slots.length[moved]
+
+    def _bury(self, increments: Tensor, cause: str) -> None:
+        for slot in (torch.isneginf(increments) & ~self.slots.dead).nonzero()[:, 0].tolist():
+            self._die(slot, cause)
+
+    def _die(self, slot: int, cause: str) -> None:
+        """A particle of weight zero writes no more and takes no pages; it is replaced at the next resampling."""
+        slots, lane = self.slots, slot // self.slots.N
+        tokens = tuple(slots.tokens[slot, : int(slots.length[slot])].tolist())
+        self.deaths[lane].append(Death(int(slots.cycle[lane]), slot % slots.N, cause, tokens))
+        slots.dead[slot] = slots.finished[slot] = True
+        slots.next_row[slot] = -1
+
+    # ---- select, append
+
+    def select(self, ancestors: Tensor) -> None:
+        """Every slot becomes a copy of slot ``ancestors[slot]``, (S,) int64."""
+        with self.stats.clock("resampling"):
+            self.slots.select(ancestors)
+            if self.twist.potentials:
+                self.twist.select(ancestors.tolist())
+
+    def append(self) -> None:
+        """Draw the bonus token of every slot that scored one; its log Z is in the weight already, (5)."""
+        slots = self.slots
+        drawing = (slots.next_row >= 0).nonzero()[:, 0]
+        if len(drawing):
+            law = self.bonus_law[slots.next_row[drawing]]
+            tokens, _ = reference.draw(law, slots.uniform(drawing, 0, Stream.BONUS))
+            self._count(drawing, law.gather(-1, tokens[:, None])[:, 0].double())
+            slots.write(drawing, tokens[:, None], torch.ones_like(drawing))
+            slots.next_row[drawing] = -1
+            self._mark_finished(drawing)
+        over = (slots.finished & (slots.table.used > 0)).nonzero()[:, 0]
+        if len(over):
+            slots.release(over)
+        slots.cycle += 1
+
+    def _count(self, slots: Tensor, log_pa: Tensor) -> None:
+        alpha = self._exponents(slots)
+        self.slots.log_p[slots] += log_pa if alpha is None else log_pa / alpha
+
+    def uniforms(self) -> Tensor:
+        """(lanes, N) float64 uniforms for this cycle's resampling."""
+        every = torch.arange(self.slots.lanes * self.slots.N)
+        return self.slots.uniform(every, 0, Stream.RESAMPLE).view(self.slots.lanes, self.slots.N)

@@ -1,0 +1,36 @@
+"""One prompt to be decoded: its tokens, its seed, its cap. Knows nothing of how."""
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+
+from smcdecode.potentials.potential import Prompt
+
+__all__ = ["Request", "seeds"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A prompt in the queue."""
+
+    index: int  # place in the caller's list
+    prompt: Prompt
+    seed: int  # 64 bits: every draw of this request is a function of it
+    max_tokens: int
+
+
+def seeds(seed: int, prompts: Sequence[Prompt]) -> list[int]:
+    """A 64-bit seed for each prompt: a function of the seed and the prompt's tokens, not of its place in the list.
+
+    So a prompt gives the same answer alone, in a batch and in any order, and different prompts draw independently. A
+    prompt that occurs again draws anew each time.
+    """
+    occurrence: Counter[tuple[int, ...]] = Counter()
+    result = []
+    for prompt in prompts:
+        key = repr((seed, occurrence[prompt.tokens], prompt.tokens)).encode()
+        occurrence[prompt.tokens] += 1
+        digest = hashlib.blake2b(key, digest_size=8).digest()
+        result.append(int.from_bytes(digest, "little", signed=True))
+    return result

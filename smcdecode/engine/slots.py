@@ -1,0 +1,153 @@
+"""A particle is a slot for life: its tokens, lengths, flags and table row. Knows page numbers, no models, no weights.
+
+Slot-major arrays, S = lanes · N, the slots of a lane together. Lengths belong to slots: particles of a lane may stand
+at different lengths. Between cycles, of an unfinished particle's tokens x_1…x_t the target has cached all but x_t, the
+draft all but the last one or two (its ``lag``).
+"""
+
+import torch
+from torch import Tensor
+
+from smcdecode.engine.attention import Batch
+from smcdecode.engine.pages import BlockTable, PagePool
+from smcdecode.engine.request import Request
+from smcdecode_kernels import reference
+
+__all__ = ["Slots"]
+
+_COPIED = (
+    "tokens", "length", "cached", "lag", "seen", "heard", "finished", "dead", "log_p", "log_psi", "next_row",
+)  # fmt: skip
+
+
+class Slots:
+    """State of S particles, and of the lanes they belong to."""
+
+    def __init__(self, lanes: int, particles: int, max_tokens: int, pool: PagePool, page_size: int) -> None:
+        self.lanes, self.N, self.page_size, self.pool = lanes, particles, page_size, pool
+        S = lanes * particles
+        self.lane = torch.arange(lanes).repeat_interleave(particles)  # (S,) lane of each slot
+        self.particle = torch.arange(particles).repeat(lanes)  # (S,) place of each slot in its lane
+        self.tokens = torch.zeros(S, max_tokens, dtype=torch.int64)
+        self.length = torch.zeros(S, dtype=torch.int64)
+        self.cached = torch.zeros(S, dtype=torch.int64)  # own tokens whose keys and values the target has
+        self.lag = torch.ones(S, dtype=torch.int64)  # own tokens the draft has not read
+        self.seen = torch.zeros(S, dtype=torch.int64)  # own tokens the potentials have read
+        self.heard = torch.zeros(S, dtype=torch.int64)  # own tokens that log_psi speaks of
+        self.finished = torch.ones(S, dtype=torch.bool)  # complete or dead: writes no more
+        self.dead = torch.zeros(S, dtype=torch.bool)  # weight zero
+        self.log_p = torch.zeros(S, dtype=torch.float64)  # log p of the own tokens
+        self.log_psi = torch.zeros(S, dtype=torch.float64)  # log ψ last counted in the weight
+        self.next_row = torch.full((S,), -1, dtype=torch.int64)  # which scored row its bonus token is drawn from
+        self.table = BlockTable(pool, S, -(-max_tokens // page_size))
+        self.prefix = [torch.empty(0, dtype=torch.int64)] * lanes  # pages of each lane's prompt
+        self.prefix_len = torch.zeros(lanes, dtype=torch.int64)
+        self.seed = torch.zeros(lanes, dtype=torch.int64)
+        self.cycle = torch.zeros(lanes, dtype=torch.int64)
+        self.cap = torch.zeros(lanes, dtype=torch.int64)
+
+    def of(self, lane: int) -> slice:
+        """The slots of one lane."""
+        return slice(lane * self.N, (lane + 1) * self.N)
+
+    def open(self, lane: int, request: Request) -> None:
+        """Hand a lane to a request: pages for its prompt, N empty particles."""
+        slots, n = self.of(lane), len(request.prompt.tokens)
+        self.prefix[lane] = self.pool.take(-(-n // self.page_size))
+        self.prefix_len[lane], self.seed[lane], self.cap[lane] = n, request.seed, request.max_tokens
+        self.cycle[lane] = 0
+        for array in (self.length, self.cached, self.seen, self.heard, self.log_p, self.log_psi, self.finished, self.dead):
+            array[slots] = 0
+        self.lag[slots] = 1
+        self.next_row[slots] = -1
+
+    def close(self, lane: int) -> None:
+        """Free everything a lane holds."""
+        slots = self.of(lane)
+        self.release(torch.arange(slots.start, slots.stop))
+        self.pool.release(self.prefix[lane])
+        self.prefix[lane] = self.prefix[lane][:0]
+        self.finished[slots] = True
+        self.next_row[slots] = -1
+
+    def release(self, slots: Tensor) -> None:
+        """Give back the own pages of particles that write no more."""
+        self.table.clear(slots)
+
+    def write(self, slots: Tensor, tokens: Tensor, count: Tensor) -> None:
+        """Append the first ``count[i]`` of ``tokens[i]`` to slot i: (n,), (n, K), (n,) int64."""
+        owner = torch.arange(len(slots)).repeat_interleave(count)
+        place = torch.arange(len(owner)) - (count.cumsum(0) - count)[owner]
+        self.tokens[slots[owner], self.length[slots[owner]] + place] = tokens[owner, place]
+        self.length[slots] += count
+
+    def room(self, slots: Tensor) -> Tensor:
+        """Tokens each slot may still write before its cap: (n,) int64."""
+        return self.cap[self.lane[slots]] - self.length[slots]
+
+    def last(self, slots: Tensor) -> Tensor:
+        """The last own token of each slot: (n,) int64."""
+        return self.tokens[slots, self.length[slots] - 1]
+
+    def unread(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens the potentials have not read: (n, most) int64, and how many of each row count, (n,) int64."""
+        fresh = self.length[slots] - self.seen[slots]
+        place = self.seen[slots][:, None] + torch.arange(int(fresh.max()))
+        return self.tokens[slots[:, None], place.clamp(max=self.tokens.shape[1] - 1)], fresh
+
+    def select(self, ancestors: Tensor) -> None:
+        """Every slot becomes a copy of slot ``ancestors[slot]``, (S,) int64: table rows move, keys and values do not."""
+        self.table.select(ancestors, -(-self.cached // self.page_size))
+        for name in _COPIED:
+            array: Tensor = getattr(self, name)
+            array.copy_(array[ancestors])
+
+    def make_room(self, slots: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """Pages for own tokens up to ``length`` (n,), owned where they will be written.
+
+        Returns:
+            (source, copy): partly filled pages shared with other slots, to be copied in every store before writing.
+        """
+        first = self.cached[slots]
+        partial = (first % self.page_size != 0).nonzero()[:, 0]
+        source, copies = self.table.own(slots[partial], first[partial] // self.page_size)
+        self.table.grow(slots, -(-length // self.page_size))
+        return source, copies
+
+    def position(self, slots: Tensor, place: Tensor) -> Tensor:
+        """Absolute position of own token number ``place``: (n,) int64."""
+        return self.prefix_len[self.lane[slots]] + place
+
+    def batch(self, slots: Tensor, q_len: Tensor, own_len: Tensor) -> Batch:
+        """What a pass over the last ``q_len`` of the first ``own_len`` own tokens of some slots attends to."""
+        lanes, group = self.lane[slots].unique_consecutive(return_inverse=True)
+        return Batch(
+            q_len=q_len,
+            own_pages=self.table.rows[slots, : int((-(-own_len // self.page_size)).max())],
+            own_len=own_len,
+            group=group,
+            prefix_pages=tuple(self.prefix[lane] for lane in lanes.tolist()),
+            prefix_len=tuple(self.prefix_len[lanes].tolist()),
+        )
+
+    def prompts(self, lanes: Tensor) -> Batch:
+        """What a pass over the whole prompts of some lanes (n,) attends to."""
+        lengths = self.prefix_len[lanes]
+        return Batch(
+            q_len=lengths,
+            own_pages=torch.nn.utils.rnn.pad_sequence([self.prefix[g] for g in lanes.tolist()], batch_first=True),
+            own_len=lengths,
+            group=torch.arange(len(lanes)),
+            prefix_pages=(torch.empty(0, dtype=torch.int64),) * len(lanes),
+            prefix_len=(0,) * len(lanes),
+        )
+
+    def uniform(self, slots: Tensor, place: int, stream: int) -> Tensor:
+        """(n,) float64 uniforms keyed by request seed, particle, cycle and place in the block, and nothing else."""
+        lane = self.lane[slots]
+        key, cycle = self.seed[lane], self.cycle[lane]
+        return reference.uniform(key, self.particle[slots], cycle, torch.tensor(place), stream)
+
+    def audit(self) -> None:
+        """Check page counts against all holders; AssertionError names the first that is wrong."""
+        self.pool.audit([self.table.rows, *self.prefix])

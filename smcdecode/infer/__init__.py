@@ -1,0 +1,1 @@
+"""The mathematics: pure functions on small tensors; knows no model, no page and no text."""

@@ -1,0 +1,134 @@
+"""Resampling: knows normalised weights and uniforms, not what a particle is.
+
+Every scheme maps W (G, N) float64, rows summing to 1, and u (G, N) float64 in (0, 1) to ancestors (G, N) int64 with
+``E[#{j : a_j = i}] = N W_i`` in each group. A particle of weight zero has no offspring; one that has offspring keeps
+one of them in its own slot (:func:`keep_in_place`). A group whose weights are all zero is left as it is.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+
+import torch
+from torch import Tensor
+
+from smcdecode_kernels.reference import cumulative
+
+__all__ = ["SCHEMES", "keep_in_place", "multinomial", "offspring", "residual", "ssp", "stratified", "systematic"]
+
+Scheme = Callable[[Tensor, Tensor], Tensor]
+
+SCHEMES: dict[str, Scheme] = {}
+"""The schemes by name; a new one is a function from (W, u) to offspring counts under ``@_scheme``."""
+
+
+def offspring(ancestors: Tensor) -> Tensor:
+    """How many offspring each particle has: (G, N) int64 -> (G, N) int64."""
+    return torch.zeros_like(ancestors).scatter_add_(-1, ancestors, torch.ones_like(ancestors))
+
+
+def keep_in_place(ancestors: Tensor) -> Tensor:
+    """Reorder so that a_i = i wherever i has offspring; extra offspring fill the empty slots in order.
+
+    Slots then change only where a particle died, and a surviving particle's pages stay where they are. The law does
+    not change: particles are exchangeable after resampling.
+
+    Args:
+        ancestors: (G, N) int64.
+
+    Returns:
+        (G, N) int64, each row a permutation of the row given.
+    """
+    return _settle(offspring(ancestors))
+
+
+def _settle(counts: Tensor) -> Tensor:
+    """Ancestors in place from offspring counts (G, N) whose rows sum to N."""
+    empty = counts == 0
+    extras = (counts - 1).clamp_min(0).cumsum(-1)
+    filler = torch.searchsorted(extras, empty.cumsum(-1) - 1, right=True)
+    return torch.where(empty, filler, torch.arange(counts.shape[-1], device=counts.device))
+
+
+def _scheme(rule: Scheme) -> Scheme:
+    """Make a public scheme, listed in SCHEMES, of a rule from (W, u) to offspring counts."""
+
+    @wraps(rule)
+    def scheme(W: Tensor, u: Tensor) -> Tensor:
+        alive = (W > 0).any(-1, keepdim=True)
+        return _settle(torch.where(alive, rule(W, u), 1))
+
+    SCHEMES[rule.__name__] = scheme
+    return scheme
+
+
+def _shares(W: Tensor) -> tuple[Tensor, Tensor]:
+    """Expected offspring N W in whole (int64) and fractional (float64) parts, (G, N) each."""
+    share = W * W.shape[-1]
+    whole = share.floor()
+    return whole.long(), share - whole
+
+
+@_scheme
+def multinomial(W: Tensor, u: Tensor) -> Tensor:
+    """N independent draws: the baseline, of highest variance (Gordon, Salmond & Smith 1993)."""
+    return offspring(torch.searchsorted(cumulative(W), u, right=True).clamp_max(W.shape[-1] - 1))
+
+
+@_scheme
+def stratified(W: Tensor, u: Tensor) -> Tensor:
+    """One uniform in each of N equal strata (Kitagawa 1996)."""
+    return _strata(W, u)
+
+
+@_scheme
+def systematic(W: Tensor, u: Tensor) -> Tensor:
+    """One uniform, u[:, 0], at the same place in every stratum: offspring ⌊N W⌋ or ⌈N W⌉ (Carpenter et al. 1999).
+
+    Of lowest cost, and in practice of low variance; that it beats multinomial resampling is not provable in general
+    (Douc, Cappé & Moulines 2005).
+    """
+    return _strata(W, u[:, :1].expand_as(u))
+
+
+def _strata(W: Tensor, u: Tensor) -> Tensor:
+    """Offspring when stratum j holds the point (j + u_j)/N: differences of the number of points below each edge."""
+    N = W.shape[-1]
+    edges = cumulative(W) * N
+    full = edges.floor()
+    partial = u.gather(-1, full.long().clamp_max(N - 1)) < edges - full
+    return (full.long() + partial).diff(prepend=torch.zeros_like(full[:, :1], dtype=torch.int64))
+
+
+@_scheme
+def residual(W: Tensor, u: Tensor) -> Tensor:
+    """⌊N W⌋ offspring for sure, the rest multinomial on the fractional parts (Liu & Chen 1998)."""
+    N = W.shape[-1]
+    whole, part = _shares(W)
+    chosen = torch.searchsorted(cumulative(part), u, right=True).clamp_max(N - 1)
+    drawn = torch.arange(N, device=W.device) < N - whole.sum(-1, keepdim=True)
+    return whole.scatter_add(-1, chosen, drawn.long())
+
+
+@_scheme
+def ssp(W: Tensor, u: Tensor) -> Tensor:
+    """Srinivasan sampling process: offspring ⌊N W⌋ or ⌈N W⌉, negatively associated (Gerber, Chopin & Whiteley 2019).
+
+    Consistent where systematic resampling is not proven to be. Fractional parts meet in pairs, in a knock-out
+    tournament of log₂ N rounds (Srinivasan 2001): of each pair one is settled at 0 or 1, at odds that keep both
+    expectations, and the other carries what is left of their sum to the next round.
+    """
+    counts, part = _shares(W)
+    who = torch.arange(W.shape[-1], device=W.device).expand_as(counts)
+    while part.shape[-1] > 1:
+        m = part.shape[-1] // 2
+        a, b, coin, u = part[:, :m], part[:, m : 2 * m], u[:, :m], u[:, m:]
+        both = a + b
+        whole = both >= 1
+        first_carries = coin < torch.where(
+            whole, (1 - a) / (2 - both), a / both
+        )  # 0/0 compares false: nothing to carry
+        first, second = who[:, :m], who[:, m : 2 * m]
+        counts = counts.scatter_add(-1, torch.where(first_carries, second, first), whole.long())
+        part = torch.cat([both - whole.double(), part[:, 2 * m :]], -1)
+        who = torch.cat([torch.where(first_carries, first, second), who[:, 2 * m :]], -1)
+    return counts.scatter_add(-1, who, part.round().long())

@@ -1,0 +1,64 @@
+"""Strictness: how much of a bad guess is carried as weight, how much is redrawn. Knows two laws, no model.
+
+A drafted token d ~ q is accepted with probability a(d) = min(1, r(d) / (s q(d))); on refusal the token is drawn from
+ρ ∝ (r − q)+ instead and the block ends there. The token emitted has the law
+
+    e(x) = min(q(x), r(x)/s) + (1 − A) ρ(x),     A = Σ_x min(q(x), r(x)/s),
+
+so its exact weight is log r(x) − log e(x). s = 0 keeps every token (e = q); s = 1 is lossless speculative decoding
+(e = r, weight 0; Leviathan et al. 2023, Chen et al. 2023). Kin: rejection control (Liu, Chen & Wong 1998) and partial
+rejection control (Peters, Fan & Sisson 2012).
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+__all__ = ["Overlap", "overlap"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """Two laws side by side, a row for each drafted position."""
+
+    q: Tensor  # (n, V) float32, the law the tokens were drawn from
+    r: Tensor  # (n, V) float32, the target's local law
+    strictness: float  # s in (0, 1]
+    kept: Tensor  # (n,) float64, A: probability of acceptance
+    excess: Tensor  # (n,) float64, Σ_x (r − q)+
+
+    def acceptance(self, tokens: Tensor) -> Tensor:
+        """a(d) of one drafted token a row: (n,) int64 → (n,) float64."""
+        q, r = _at(self.q, tokens), _at(self.r, tokens)
+        return (r / (self.strictness * q)).clamp(max=1.0)
+
+    def redraw_log_weights(self, rows: Tensor) -> Tensor:
+        """log (r − q)+ of some rows, the unnormalised redraw law ρ: (m,) int64 → (m, V) float32."""
+        return (self.r[rows] - self.q[rows]).clamp_(min=0.0).log_()
+
+    def log_ratio(self, tokens: Tensor) -> Tensor:
+        """log r(x) − log e(x) of one emitted token a row: (n,) int64 → (n,) float64; exactly 0 at s = 1."""
+        if self.strictness == 1.0:
+            return torch.zeros(len(tokens), dtype=torch.float64)
+        q, r = _at(self.q, tokens), _at(self.r, tokens)
+        redrawn = (r - q).clamp(min=0.0) * ((1.0 - self.kept).clamp(min=0.0) / self.excess.clamp(min=1e-300))
+        return r.log() - (torch.minimum(q, r / self.strictness) + redrawn).log()
+
+
+def overlap(log_q: Tensor, log_r: Tensor, strictness: float) -> Overlap:
+    """Compare the drafted law with the target's, a row for each position.
+
+    Args:
+        log_q: (n, V) float32, normalised log-law the tokens were drawn from.
+        log_r: (n, V) float32, normalised local law of the target.
+        strictness: s in (0, 1].
+    """
+    q, r = log_q.exp(), log_r.exp()
+    kept = torch.minimum(q, r / strictness).sum(-1, dtype=torch.float64)
+    excess = (r - q).clamp_(min=0.0).sum(-1, dtype=torch.float64)
+    return Overlap(q, r, strictness, kept, excess)
+
+
+def _at(law: Tensor, tokens: Tensor) -> Tensor:
+    return law.gather(-1, tokens[:, None])[:, 0].double()

@@ -1,0 +1,367 @@
+"""Knows what a potential ψ is, how potentials multiply, and how one is asked for its values; knows no model.
+
+A potential weighs continuations: the target is ``π(x) ∝ p(x)^α · Ψ(x)``, equation (1), and along the way
+``γ_t = p(x_1:t)^α · ψ_t(x_1:t)``. Everything is said in logarithms: ``log ψ = 0`` leaves a text as it is,
+``log ψ = −inf`` forbids it.
+"""
+
+import copy
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol, get_args, overload, runtime_checkable
+
+import numpy as np
+import torch
+
+from smcdecode.errors import InvalidOption, InvalidWeight, PotentialError, SMCDecodeError
+from smcdecode.potentials.function import Judge, UserFunction
+from smcdecode.potentials.text import Ids, IdsRead, Prompt, TextRead, shorten
+from smcdecode.potentials.vocabulary import Vocabulary
+
+__all__ = [
+    "BasePotential",
+    "FunctionPotential",
+    "Potential",
+    "Product",
+    "Prompt",
+    "Reading",
+    "allowed",
+    "evaluate",
+    "potential",
+]
+
+State = Any  # what a potential remembers of one continuation; its own business
+On = Literal["text", "tokens", "final"]
+
+
+@runtime_checkable
+class Potential(Protocol):
+    """What the engine asks of a potential. ``check_potential`` tests an implementation against this contract."""
+
+    @property
+    def name(self) -> str:
+        """What reports and messages call it; an attribute will do."""
+        ...
+
+    def start(self, vocabulary: Vocabulary, prompt: Prompt) -> State:
+        """The state of the empty continuation of ``prompt``."""
+        ...
+
+    def advance(self, state: State, tokens: Sequence[int]) -> State:
+        """The state after ``tokens``, a block of ids without EOS. ``state`` is consumed: it may be changed in place."""
+        ...
+
+    def fork(self, state: State) -> State:
+        """An independent copy of ``state``."""
+        ...
+
+    def log_psi(self, states: Sequence[State], complete: Sequence[bool]) -> Sequence[float]:
+        """``log ψ_t`` of each state, or ``log Ψ`` where it is ``complete``: ended by EOS, or at the length cap.
+
+        Each value depends on its own state only, never on the others of the batch; asking changes no state.
+        """
+        ...
+
+    def mask(self, states: Sequence[State]) -> torch.Tensor | None:
+        """The tokens that may follow each state, ``(n, V)`` bool, EOS ids where it may end; None: all of them.
+
+        A token that is not allowed has ``ψ = 0`` after it.
+        """
+        ...
+
+
+class BasePotential(ABC):
+    """A potential in a few lines: derive from it and write ``log_psi``.
+
+    The state is the tuple of ids so far. Write ``start`` and ``advance`` to remember something else, ``fork`` where a
+    deep copy is the wrong or the slow way to copy it, ``mask`` where the tokens that may follow are known.
+
+    Example:
+        >>> class NoRepeat(BasePotential):
+        ...     def log_psi(self, states, complete):
+        ...         return [-float(len(ids) - len(set(ids))) for ids in states]
+        >>> NoRepeat().log_psi([(1, 2, 1)], [False])
+        [-1.0]
+    """
+
+    name: str
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__
+
+    def start(self, vocabulary: Vocabulary, prompt: Prompt) -> State:  # noqa: ARG002  part of the protocol
+        """The state of the empty continuation: no ids."""
+        return Ids()
+
+    def advance(self, state: State, tokens: Sequence[int]) -> State:
+        """The ids with ``tokens`` after them."""
+        return Ids((*state, *tokens))
+
+    def fork(self, state: State) -> State:
+        """A deep copy of the state."""
+        return copy.deepcopy(state)
+
+    @abstractmethod
+    def log_psi(self, states: Sequence[State], complete: Sequence[bool]) -> Sequence[float]:
+        """``log ψ`` of each state."""
+
+    def mask(self, states: Sequence[State]) -> torch.Tensor | None:  # noqa: ARG002  part of the protocol
+        """No mask: every token may follow."""
+        return None
+
+    def __mul__(self, other: object) -> "Product":
+        return Product.of(self, other) if isinstance(other, Potential) else NotImplemented
+
+    def __rmul__(self, other: object) -> "Product":
+        return Product.of(other, self) if isinstance(other, Potential) else NotImplemented
+
+
+class ProductState(NamedTuple):
+    """The states of a product's factors, and the size of the vocabulary their masks must have."""
+
+    size: int
+    states: list[State]
+
+
+@dataclass(frozen=True)
+class Product(BasePotential):
+    """``ψ = ψ_1 · ψ_2 · …``: log values add, masks intersect.
+
+    A factor is not asked about a state that an earlier one gave weight zero, so put the cheap ones first.
+    """
+
+    factors: tuple[Potential, ...]
+    name: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", " * ".join(factor.name for factor in self.factors))
+
+    @classmethod
+    def of(cls, *potentials: Potential) -> "Product":
+        """The product of potentials, those that are products taken apart."""
+        nested = (p.factors if isinstance(p, Product) else (p,) for p in potentials)
+        return cls(tuple(factor for factors in nested for factor in factors))
+
+    def start(self, vocabulary: Vocabulary, prompt: Prompt) -> ProductState:
+        """The factors' first states."""
+        return ProductState(vocabulary.size, [factor.start(vocabulary, prompt) for factor in self.factors])
+
+    def advance(self, state: ProductState, tokens: Sequence[int]) -> ProductState:
+        """Advance each factor."""
+        pairs = zip(self.factors, state.states, strict=True)
+        return ProductState(state.size, [factor.advance(own, tokens) for factor, own in pairs])
+
+    def fork(self, state: ProductState) -> ProductState:
+        """Fork each factor."""
+        pairs = zip(self.factors, state.states, strict=True)
+        return ProductState(state.size, [factor.fork(own) for factor, own in pairs])
+
+    def log_psi(self, states: Sequence[ProductState], complete: Sequence[bool]) -> list[float]:
+        """The sum of the factors' values; −inf as soon as one says so."""
+        total = torch.zeros(len(states), dtype=torch.float64)
+        for k, factor in enumerate(self.factors):
+            alive = torch.nonzero(total > -torch.inf).flatten()
+            asked = alive.tolist()
+            total[alive] += evaluate(factor, [states[i].states[k] for i in asked], [complete[i] for i in asked])
+        return total.tolist()
+
+    def mask(self, states: Sequence[ProductState]) -> torch.Tensor | None:
+        """The tokens that every factor allows, (n, V) bool."""
+        size = states[0].size if states else 0
+        masks = [allowed(f, [s.states[k] for s in states], size) for k, f in enumerate(self.factors)]
+        given = [mask for mask in masks if mask is not None]
+        return functools.reduce(torch.logical_and, given) if given else None
+
+
+class Reading(BasePotential):
+    """A potential that reads the continuation, as text or as ids, and asks functions what it is worth.
+
+    ``log ψ_t = scale · prefix(x_1:t)``, 0 without a ``prefix``, and ``log Ψ = scale · final(x)``. Particles that read
+    the same are asked about once.
+    """
+
+    def __init__(self, final: Judge, prefix: Judge | None, *, as_ids: bool, scale: float, name: str) -> None:
+        self.name = name
+        self._final, self._prefix, self._as_ids, self._scale = final, prefix, as_ids, scale
+        self._wants_prompt = final.wants_prompt or (prefix is not None and prefix.wants_prompt)
+
+    def start(self, vocabulary: Vocabulary, prompt: Prompt) -> TextRead | IdsRead:
+        """Nothing read yet."""
+        if self._as_ids:
+            return IdsRead((), prompt)
+        if self._wants_prompt and prompt.text is None:
+            prompt = replace(prompt, text=prompt.as_text(vocabulary))
+        return TextRead("", b"", prompt, vocabulary.shown)
+
+    def advance(self, state: TextRead | IdsRead, tokens: Sequence[int]) -> TextRead | IdsRead:
+        """Read on."""
+        return state.advance(tokens)
+
+    def fork(self, state: TextRead | IdsRead) -> TextRead | IdsRead:
+        """The same object: it never changes."""
+        return state
+
+    def log_psi(self, states: Sequence[TextRead | IdsRead], complete: Sequence[bool]) -> list[float]:
+        """``log ψ`` of each state."""
+        judges = [self._final if done else self._prefix for done in complete]
+        values = [0.0] * len(states)
+        for judge in dict.fromkeys(judge for judge in judges if judge is not None):
+            asked = [i for i, other in enumerate(judges) if other is judge]
+            for i, value in zip(asked, _ask(judge, states, complete, asked), strict=True):
+                values[i] = self._scale * value
+        return values
+
+
+def _ask(
+    judge: Judge, states: Sequence[TextRead | IdsRead], complete: Sequence[bool], asked: Sequence[int]
+) -> list[float]:
+    """The judge's values of the states ``asked``; what it cannot tell apart it is asked once."""
+    keys = [(states[i].read(complete[i]), states[i].prompt.key() if judge.wants_prompt else None) for i in asked]
+    prompts = {key: states[i].prompt for key, i in zip(keys, asked, strict=True)}
+    values = judge.values([reading for reading, _ in prompts], list(prompts.values()))
+    known = dict(zip(prompts, values, strict=True))
+    return [known[key] for key in keys]
+
+
+class FunctionPotential(Reading):
+    """A potential made of a Python function, see ``potential``. It can still be called as the function."""
+
+    def __init__(
+        self, fn: Callable[..., Any], *, on: On = "text", batched: bool = False, name: str | None = None
+    ) -> None:
+        if on not in get_args(On):
+            raise InvalidOption(f"on={on!r}: a potential reads on='text', on='tokens' or on='final'")
+        name = name or str(getattr(fn, "__name__", type(fn).__name__))
+        judge = UserFunction(fn, name, batched)
+        super().__init__(judge, None if on == "final" else judge, as_ids=on == "tokens", scale=1.0, name=name)
+        self.fn, self.on = fn, on
+        self.__doc__ = fn.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself."""
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"potential({self.name}, on={self.on!r})"
+
+
+@overload
+def potential(
+    fn: Callable[..., Any], *, on: On = ..., batched: bool = ..., name: str | None = ...
+) -> FunctionPotential: ...
+@overload
+def potential(
+    fn: None = None, *, on: On = ..., batched: bool = ..., name: str | None = ...
+) -> Callable[[Callable[..., Any]], FunctionPotential]: ...
+def potential(
+    fn: Callable[..., Any] | None = None, *, on: On = "text", batched: bool = False, name: str | None = None
+) -> FunctionPotential | Callable[[Callable[..., Any]], FunctionPotential]:
+    """Make a potential of a Python function that returns log ψ: a decorator, with or without options, or a call.
+
+    Args:
+        fn: the function. A parameter of it named ``prompt`` (not its first) receives the prompt.
+        on: what it reads. ``"text"``: the text so far, at every step and at the end. ``"tokens"``: the same as a tuple
+            of ids, without EOS. ``"final"``: only the text of a finished continuation; ψ = 1 before.
+        batched: the function takes a list and returns as many numbers (``prompt`` is then a list as well).
+        name: the potential's name in reports and messages; by default the function's.
+
+    A function that forbids (−inf) a text that can still become a good one falsifies the answer: forbid only what cannot
+    be mended any more. ``check_potential`` finds such mistakes.
+
+    Raises:
+        InvalidOption: ``on`` is none of the three.
+        PotentialError: ``fn`` is no function, or takes the prompt first.
+
+    Example:
+        >>> @potential
+        ... def polite(text):
+        ...     return -2.0 * text.count("!")
+        >>> polite("Hi!")
+        -2.0
+    """
+    if fn is None:
+        return functools.partial(FunctionPotential, on=on, batched=batched, name=name)
+    return FunctionPotential(fn, on=on, batched=batched, name=name)
+
+
+def evaluate(potential: Potential, states: Sequence[State], complete: Sequence[bool]) -> torch.Tensor:
+    """``log ψ`` of the states, checked: the one way in which potentials are asked for values.
+
+    Args:
+        potential: any potential.
+        states: n states of it.
+        complete: n flags, True for a finished continuation.
+
+    Returns:
+        (n,) float64; −inf is a value.
+
+    Raises:
+        PotentialError: the potential raised, or did not return n numbers.
+        InvalidWeight: a value is NaN or +inf; the message names the potential and shows the state.
+    """
+    if not states:
+        return torch.zeros(0, dtype=torch.float64)
+    log_psi = _floats(potential, _guarded(potential, "log_psi", potential.log_psi, states, complete), len(states))
+    wrong = torch.isnan(log_psi) | (log_psi == torch.inf)  # (n,) bool
+    if wrong.any():
+        i = int(wrong.nonzero()[0])
+        raise InvalidWeight(
+            f"potential {potential.name!r} gave log ψ = {log_psi[i].item()} for {_describe(states[i])}; a finite "
+            "number is wanted, or -inf to forbid it"
+        )
+    return log_psi
+
+
+def allowed(potential: Potential, states: Sequence[State], vocab_size: int) -> torch.Tensor | None:
+    """The mask of the states, checked: (n, V) bool, or None where the potential has none.
+
+    Raises:
+        PotentialError: the potential raised, or the mask is not bool of shape (n, vocab_size).
+    """
+    mask = _guarded(potential, "mask", potential.mask, states) if states else None
+    if mask is None:
+        return None
+    shape = (len(states), vocab_size)
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape != shape:
+        found = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
+        raise PotentialError(
+            f"the mask of potential {potential.name!r} must be a bool tensor of shape {shape}: a row for each state "
+            f"and a column for each token id; it is {found}"
+        )
+    return mask
+
+
+def _guarded(potential: Potential, verb: str, method: Callable[..., Any], *args: Any) -> Any:
+    """Call a method of a potential; an error of the user's becomes one that names the potential."""
+    try:
+        return method(*args)
+    except SMCDecodeError:
+        raise
+    except Exception as error:
+        raise PotentialError(
+            f"potential {potential.name!r} raised {type(error).__name__} in {verb}: {error}; the first of its "
+            f"{len(args[0])} states is {_describe(args[0][0])}"
+        ) from error
+
+
+def _floats(potential: Potential, values: Any, n: int) -> torch.Tensor:
+    """What a potential returned, as (n,) float64."""
+    try:
+        tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.asarray(values))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PotentialError(f"potential {potential.name!r} must return {n} numbers: {error}") from error
+    if tensor.shape != (n,) or tensor.dtype == torch.bool or tensor.is_complex():
+        raise PotentialError(
+            f"potential {potential.name!r} must return {n} numbers, log ψ of each state (0.0 leaves it as it is, "
+            f"-math.inf forbids it); it returned {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
+    return tensor.detach().to("cpu", torch.float64)
+
+
+def _describe(state: State) -> str:
+    """A state, for messages."""
+    return repr(state) if isinstance(state, TextRead | IdsRead) else f"the state {shorten(repr(state))}"

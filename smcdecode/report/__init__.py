@@ -1,0 +1,1 @@
+"""What came out: posteriors, how good they are, and ways to look at them."""

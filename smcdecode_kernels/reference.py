@@ -1,0 +1,187 @@
+"""The plain definition of every kernel, and the path on CPUs: knows rows of numbers, not what they mean.
+
+A faster kernel is correct when it agrees with the function of the same name here. Nothing here holds a random
+state: a uniform is a function of its key and counter (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+SC 2011), so a draw depends on its request alone, never on what else shares the batch.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["cumulative", "draw", "log_law", "log_norm", "uniform"]
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_BUMPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+_CHUNK = 256  # tokens summed at once in the weights' own precision (1e-7 in float32); chunks are summed in float64
+_BELOW_ONE = 1.0 - 2.0**-53
+_RUN = 64  # tokens a search for the largest skips at once
+_TOP_P_GUESS = 256  # most nuclei are smaller; the search grows from here until it holds the asked mass
+
+
+def uniform(seed: Tensor, a: Tensor, b: Tensor, c: Tensor, stream: int) -> Tensor:
+    """Uniforms in (0, 1) as a pure function of a key and a counter: Philox4x32-10 (Salmon et al. 2011).
+
+    Args:
+        seed: int64, the 64-bit key (low word, high word).
+        a: int64, first counter word. ``seed``, ``a``, ``b``, ``c`` broadcast together.
+        b: int64, second counter word.
+        c: int64, third counter word. Each counter word is used modulo 2³².
+        stream: fourth counter word: one number for each purpose a uniform serves.
+
+    Returns:
+        float64 of the broadcast shape: ``(k + ½) 2⁻⁵²`` with the 52-bit k made of the high 32 bits (first output
+        word) and the low 20 (top of the second). One bit less than a double holds keeps 1.0 out of reach.
+    """
+    a, b, c, seed = (_native(t) for t in (a, b, c, seed))
+    with np.errstate(over="ignore"):  # numpy warns where a single number wraps, though not where an array does
+        high, low, _, _ = _philox(a & _WORD, b & _WORD, c & _WORD, stream & _WORD, seed & _WORD, (seed >> 32) & _WORD)
+    return _unit(high, low)
+
+
+def _unit(high: Any, low: Any) -> Tensor:
+    """Two random words as a float64 strictly between 0 and 1."""
+    k = torch.as_tensor((high << 20) | (low >> 12))
+    return (k.double() + 0.5) * 2.0**-52
+
+
+def _native(t: Tensor) -> Any:
+    """The same numbers as numpy's on a CPU, where operations on few elements cost a third of torch's."""
+    return t.numpy() if t.device.type == "cpu" else t
+
+
+def _philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
+    """Ten rounds on 32-bit words held in int64 arrays or tensors; wrapping products keep their bits."""
+    for _ in range(_ROUNDS):
+        x, y = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1 = ((y >> 32) & _WORD) ^ c1 ^ k0, y & _WORD
+        c2, c3 = ((x >> 32) & _WORD) ^ c3 ^ k1, x & _WORD
+        k0, k1 = (k0 + _BUMPS[0]) & _WORD, (k1 + _BUMPS[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def cumulative(weights: Tensor) -> Tensor:
+    """Distribution function of rows of weights, fit for inversion by ``searchsorted(…, right=True)``.
+
+    Never decreases, stands still at zero weights whatever the order of summation, and ends at exactly 1, so a
+    uniform below 1 never lands on a zero weight. A row of zeros gives zeros.
+
+    Args:
+        weights: (…, n) float64, non-negative.
+
+    Returns:
+        (…, n) float64.
+    """
+    total = weights.cumsum(-1).masked_fill(weights == 0, 0.0).cummax(-1).values
+    return total / total[..., -1:].clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def draw(log_weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """One token a row by inversion of the distribution function, in two levels: a chunk, then a token of it.
+
+    Args:
+        log_weights: (n, V) float32 or float64, unnormalised; -inf is weight zero.
+        u: (n,) float64 in (0, 1).
+
+    Returns:
+        tokens: (n,) int64, never one of weight zero; 0 where the row has no weight (all -inf) or is not a number.
+        log_norm: (n,) float64, log Σ exp of the row: -inf where all are -inf, NaN where any is NaN or +inf.
+    """
+    w, top = _scaled(log_weights)  # (n, C, c), (n,) float64
+    sums = w.sum(-1).double()  # (n, C)
+    chunk, rest = _invert(sums, u)
+    inside = w[torch.arange(len(w), device=w.device), chunk].double()  # (n, c) float64
+    token = chunk * w.shape[-1] + _invert(inside, rest)[0]
+    total = sums.sum(-1)
+    return torch.where(total > 0, token, 0), total.log() + top
+
+
+def log_norm(log_weights: Tensor) -> Tensor:
+    """Log of the sum of exponentials of each row, the second value of :func:`draw`.
+
+    Args:
+        log_weights: (n, V) float32 or float64.
+
+    Returns:
+        (n,) float64; -inf where all are -inf, NaN where any is NaN or +inf.
+    """
+    w, top = _scaled(log_weights)
+    return w.sum(-1).double().sum(-1).log() + top
+
+
+def _scaled(log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights over their row's largest, padded with zeros to whole chunks (n, C, c), and its log (n,) float64."""
+    n, V = log_weights.shape
+    chunk = min(_CHUNK, V)
+    top = log_weights.amax(-1, keepdim=True).clamp_min(torch.finfo(log_weights.dtype).min)  # a dead row: exp(-inf)
+    w = log_weights.new_empty(n, -(-V // chunk) * chunk)
+    w[:, V:] = 0.0
+    torch.sub(log_weights, top, out=w[:, :V]).exp_()
+    return w.view(n, -1, chunk), top[:, 0].double()
+
+
+def _invert(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The item u (n,) falls on, in proportion to weights (n, k), and where inside the item, again in [0, 1)."""
+    cdf = cumulative(weights)
+    item = torch.searchsorted(cdf, u[:, None], right=True).clamp_max(weights.shape[-1] - 1)  # (n, 1)
+    high = cdf.gather(-1, item)
+    low = cdf.gather(-1, (item - 1).clamp_min(0)) * (item > 0)
+    return item[:, 0], ((u[:, None] - low) / (high - low))[:, 0].clamp(0.0, _BELOW_ONE)
+
+
+def log_law(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
+    """The law a token is drawn from: logits over the temperature, then the k likeliest, then the likeliest p.
+
+    The order and the meaning are those of transformers' warpers. Ties with the last token kept are kept as well,
+    so that the law does not depend on the order in which a sort leaves equals.
+
+    Args:
+        logits: (n, V), any floating type.
+        temperature: 0 is all mass on the largest logit, the first of equals.
+        top_k: keep the ``top_k`` largest; None keeps all.
+        top_p: keep the smallest set of the largest whose mass reaches ``top_p``; None keeps all.
+
+    Returns:
+        (n, V) float32 log-probabilities, normalised; -inf off the support.
+    """
+    logits = logits.float()
+    if temperature == 0:
+        return torch.full_like(logits, -torch.inf).scatter_(-1, logits.argmax(-1, keepdim=True), 0.0)
+    log_p = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
+    if top_k is not None and top_k < log_p.shape[-1]:
+        log_p = _from(log_p, _largest(log_p, top_k)[:, -1:])
+    if top_p is not None and top_p < 1:
+        log_p = _from(log_p, _nucleus(log_p, top_p))
+    return log_p
+
+
+def _from(log_p: Tensor, threshold: Tensor) -> Tensor:
+    """The law restricted to log-probabilities of at least ``threshold`` (n, 1)."""
+    return torch.log_softmax(log_p.masked_fill(log_p < threshold, -torch.inf), -1)
+
+
+def _largest(x: Tensor, k: int) -> Tensor:
+    """The k largest of each row of x (n, V), descending: all of them lie in the k runs of largest maximum."""
+    runs = x.shape[-1] // _RUN
+    if 2 * k > runs:
+        return x.topk(k).values
+    body = x[:, : runs * _RUN].unflatten(-1, (runs, _RUN))
+    best = body.amax(-1).topk(k).indices[..., None].expand(-1, -1, _RUN)
+    return torch.cat([body.gather(1, best).flatten(1), x[:, runs * _RUN :]], -1).topk(k).values
+
+
+def _nucleus(log_p: Tensor, top_p: float) -> Tensor:
+    """Smallest log-probability (n, 1) inside the smallest set of mass ``top_p``."""
+    k = _TOP_P_GUESS
+    while True:
+        k = min(k, log_p.shape[-1])
+        largest = _largest(log_p, k)
+        mass = largest.double().exp().cumsum(-1)
+        if k == log_p.shape[-1] or bool((mass[:, -1] >= top_p).all()):
+            return largest.gather(-1, (mass < top_p).sum(-1, keepdim=True).clamp_max(k - 1))
+        k *= 16

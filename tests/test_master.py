@@ -1,0 +1,129 @@
+"""The master test: E[Ẑ Σ_i W_i f(x_i)] = Σ_x γ(x) f(x) for every event f, whatever draws the particles.
+
+With posterior weights W and evidence Ẑ of one run this holds exactly, for every N, K, proposal, resampling scheme,
+threshold and strictness. For f = 1 it says E[Ẑ] = Z; the other events together are the posterior's frequencies.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from stats import assert_mean
+from table import TableLM, random_table
+
+import smcdecode as smc
+from smcdecode.infer.exact import enumerate_target
+from smcdecode.infer.resampling import SCHEMES
+
+V, EOS, CAP, PROMPT = 4, 3, 4, (0,)
+RUNS, N = 1500, 4
+P = random_table(1, V, floor=0.3)
+
+p = TableLM(P, eos=[EOS], name="p")
+DRAFTS = {
+    "good": (TableLM(0.8 * P + 0.2 * random_table(2, V), eos=[EOS], name="good"), {}),
+    "bad": (TableLM(random_table(3, V, floor=0.4), eos=[EOS], name="bad"), {}),
+    "hot": (TableLM(P, eos=[EOS], name="p again"), {"temperature": 2.0}),
+    "cold": (TableLM(random_table(1, V, floor=0.6), eos=[EOS], name="flat p"), {"temperature": 0.8}),
+}
+
+
+def ones(x):
+    return 0.7 * sum(t == 1 for t in x)
+
+
+def odd(x):
+    return 0.5 if sum(x) % 2 else -0.3
+
+
+def vowels(text):
+    return sum(map(text.count, "a")) - 0.5 * text.count("c")
+
+
+def vowels_of(x):
+    return vowels("".join(chr(ord("a") + t) for t in x))
+
+
+TARGETS = {
+    "plain": (p.as_target(), 1.0, lambda x: 0.0),
+    "power 0.5": (p**0.5, 0.5, lambda x: 0.0),
+    "power 2": (p**2, 2.0, lambda x: 0.0),
+    "power 4": (p**4, 4.0, lambda x: 0.0),
+    "reward": (p * smc.Reward(vowels, beta=0.8), 1.0, lambda x: 0.8 * vowels_of(x)),
+    "twist": (p * smc.potential(ones, on="tokens"), 1.0, ones),
+    "product": (
+        p**2 * smc.potential(odd, on="tokens") * smc.Reward(vowels, beta=0.8, prefix=vowels),
+        2.0,
+        lambda x: odd(x) + 0.8 * vowels_of(x),
+    ),
+}
+
+
+def without_eos(log_psi):
+    return lambda x: log_psi(x[:-1] if x[-1] == EOS else x)
+
+
+def oracle(name):
+    _, alpha, log_psi = TARGETS[name]
+    return enumerate_target(
+        p.log_p_next(PROMPT), without_eos(log_psi), vocab_size=V, eos=frozenset([EOS]), max_tokens=CAP, alpha=alpha
+    )
+
+
+def events(sequences):
+    """(sequences, F): beginnings of one and two tokens, the last token, the length; common enough for a t-test."""
+    prefixes = [*itertools.product(range(V), repeat=1), *itertools.product(range(V), repeat=2)]
+    rows = [
+        [x[: len(u)] == u for u in prefixes] + [x[-1] == v for v in range(V)] + [len(x) == n for n in range(1, CAP + 1)]
+        for x in sequences
+    ]
+    table = np.array(rows, dtype=float)
+    return table[:, table.any(0)]
+
+
+def moments(posteriors, exact):
+    """(runs, F + 1): Ẑ Σ_i W_i f(x_i) of each run, for f = 1 and for every event."""
+    mass = np.zeros((len(posteriors), len(exact.sequences)))
+    for row, posterior in zip(mass, posteriors, strict=True):
+        for tokens, weight in zip(posterior.tokens, posterior.weights.tolist(), strict=True):
+            if weight > 0:
+                row[exact.index[tuple(tokens)]] += np.exp(posterior.log_z) * weight
+    return mass @ features(exact)
+
+
+def features(exact):
+    return np.column_stack([np.ones(len(exact.sequences)), events(exact.sequences)])
+
+
+def runs_of(target, method, seed=0, runs=RUNS):
+    prompts = [list(PROMPT)] * runs
+    return smc.sample(target, prompts, method=method, max_tokens=CAP, seed=seed, progress=False)
+
+
+def proposals():
+    yield "local", 0, 0.0
+    yield from itertools.product(DRAFTS, (1, 3), (0.0, 0.3, 1.0))
+
+
+def cases():
+    """Every target with every proposal; schemes and thresholds cycle so that all their pairs with each occur."""
+    others = itertools.cycle(itertools.product(SCHEMES, (0.0, 0.5, 1.0)))
+    for target, (draft, block, strictness) in itertools.product(TARGETS, proposals()):
+        scheme, threshold = next(others)
+        yield target, draft, block, strictness, scheme, threshold
+
+
+def method_of(draft, block, strictness, scheme, threshold, particles=N):
+    if draft == "local":
+        proposal = smc.Local()
+    else:
+        model, options = DRAFTS[draft]
+        proposal = smc.Draft(model, block=block, strictness=strictness, **options)
+    return smc.SMC(proposal, particles=particles, resampling=scheme, threshold=threshold)
+
+
+@pytest.mark.parametrize(("target", "draft", "block", "strictness", "scheme", "threshold"), list(cases()))
+def test_evidence_and_posterior_are_unbiased(target, draft, block, strictness, scheme, threshold):
+    exact = oracle(target)
+    posteriors = runs_of(TARGETS[target][0], method_of(draft, block, strictness, scheme, threshold))
+    assert_mean(moments(posteriors, exact), np.exp(exact.log_gamma) @ features(exact))
