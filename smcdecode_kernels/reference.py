@@ -170,7 +170,7 @@ def _largest(x: Tensor, k: int) -> Tensor:
     runs = x.shape[-1] // _RUN
     if 2 * k > runs:
         return x.topk(k).values
-    body = x[:, : runs * _RUN].unflatten(-1, (runs, _RUN))
+    body = x[:, : runs * _RUN].reshape(-1, runs, _RUN)
     best = body.amax(-1).topk(k).indices[..., None].expand(-1, -1, _RUN)
     return torch.cat([body.gather(1, best).flatten(1), x[:, runs * _RUN :]], -1).topk(k).values
 

@@ -17,12 +17,13 @@ from smcdecode.infer.resampling import SCHEMES
 
 V, EOS, CAP, PROMPT = 4, 3, 4, (0,)
 RUNS, N = 1500, 4
-P = random_table(1, V, floor=0.3)
+COMMON = 0.05
+P = random_table(1, V, floor=0.5)
 
 p = TableLM(P, eos=[EOS], name="p")
 DRAFTS = {
     "good": (TableLM(0.8 * P + 0.2 * random_table(2, V), eos=[EOS], name="good"), {}),
-    "bad": (TableLM(random_table(3, V, floor=0.4), eos=[EOS], name="bad"), {}),
+    "bad": (TableLM(random_table(3, V, floor=0.5), eos=[EOS], name="bad"), {}),
     "hot": (TableLM(P, eos=[EOS], name="p again"), {"temperature": 2.0}),
     "cold": (TableLM(random_table(1, V, floor=0.6), eos=[EOS], name="flat p"), {"temperature": 0.8}),
 }
@@ -71,14 +72,13 @@ def oracle(name):
 
 
 def events(sequences):
-    """(sequences, F): beginnings of one and two tokens, the last token, the length; common enough for a t-test."""
+    """(sequences, F): beginnings of one and two tokens, the last token, the length."""
     prefixes = [*itertools.product(range(V), repeat=1), *itertools.product(range(V), repeat=2)]
     rows = [
         [x[: len(u)] == u for u in prefixes] + [x[-1] == v for v in range(V)] + [len(x) == n for n in range(1, CAP + 1)]
         for x in sequences
     ]
-    table = np.array(rows, dtype=float)
-    return table[:, table.any(0)]
+    return np.array(rows, dtype=float)
 
 
 def moments(posteriors, exact):
@@ -92,7 +92,9 @@ def moments(posteriors, exact):
 
 
 def features(exact):
-    return np.column_stack([np.ones(len(exact.sequences)), events(exact.sequences)])
+    """(sequences, F): 1, and the events common enough for a test of means."""
+    table = np.column_stack([np.ones(len(exact.sequences)), events(exact.sequences)])
+    return table[:, exact.probabilities @ table > COMMON]
 
 
 def runs_of(target, method, seed=0, runs=RUNS):

@@ -7,7 +7,7 @@ import torch
 from stats import assert_mean
 
 from smcdecode.infer import resampling, weights
-from smcdecode.infer.variance import lineages, relative_variance, saturated
+from smcdecode.infer.variance import lineages, multinomial_equivalents, relative_variance, saturated
 from smcdecode_kernels.reference import draw, uniform
 
 TRANSITION = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.3, 0.3, 0.4]], dtype=torch.float64)
@@ -22,28 +22,32 @@ def exact_z(steps: int) -> float:
 
 
 def run(scheme, *, runs: int, N: int, steps: int, resample_at: set[int]):
-    """Bootstrap particle filters, all runs at once: Ẑ, final weights, first ancestors, resamplings."""
+    """Bootstrap particle filters, all runs at once: Ẑ, final weights, first ancestors, multinomial equivalents."""
     state, origin = torch.zeros(runs, N, dtype=torch.int64), torch.arange(N).repeat(runs, 1)
     log_w, log_z = torch.zeros(runs, N, dtype=torch.float64), torch.zeros(runs, dtype=torch.float64)
+    equivalents = torch.zeros_like(log_z)
     seed, each, particle = torch.tensor(11), torch.arange(runs)[:, None], torch.arange(N)
     for t in range(steps):
         if t in resample_at:
             log_z += weights.log_mean_exp(log_w)
-            ancestors = scheme(weights.normalise(log_w), uniform(seed, each, particle, torch.tensor(t), 0))
+            W = weights.normalise(log_w)
+            ancestors = scheme(W, uniform(seed, each, particle, torch.tensor(t), 0))
+            equivalents += multinomial_equivalents(W, ancestors)
             state, origin = state.gather(1, ancestors), origin.gather(1, ancestors)
             log_w = torch.zeros_like(log_w)
         u = uniform(seed, each, particle, torch.tensor(t), 1)
         state = draw(TRANSITION.log()[state.flatten()], u.flatten())[0].view(runs, N)
         log_w = log_w + WEIGHT.log()[state]
     z = (log_z + weights.log_mean_exp(log_w)).exp()
-    return z, weights.normalise(log_w), origin, torch.full((runs,), len(resample_at))
+    return z, weights.normalise(log_w), origin, equivalents
 
 
 @pytest.mark.parametrize("N", [2, 5])
 @pytest.mark.parametrize("resample_at", [set(), {1}, {1, 2, 3}], ids=["never", "once", "always"])
 def test_expectation_is_the_variance_of_the_evidence(N, resample_at):
     """E[Ẑ² V] = Var Ẑ = E[Ẑ²] − Z², so E[Ẑ² (1 − V)] = Z² (Lee & Whiteley 2018, theorem 1)."""
-    z, W, origin, r = run(resampling.multinomial, runs=40_000, N=N, steps=4, resample_at=resample_at)
+    z, W, origin, _ = run(resampling.multinomial, runs=40_000, N=N, steps=4, resample_at=resample_at)
+    r = torch.full((40_000,), len(resample_at))
     Z = exact_z(4)
     assert_mean(z, Z)
     assert_mean(z**2 * (1 - relative_variance(W, origin, r)), Z**2)
@@ -53,6 +57,32 @@ def test_expectation_is_the_variance_of_the_evidence(N, resample_at):
 def test_evidence_is_unbiased_under_every_scheme(scheme):
     z, *_ = run(scheme, runs=20_000, N=5, steps=4, resample_at={1, 3})
     assert_mean(z, exact_z(4))
+
+
+@pytest.mark.parametrize("scheme", resampling.SCHEMES.values(), ids=resampling.SCHEMES)
+def test_equivalents_serve_every_scheme(scheme):
+    """The stated approximation: the right size under any scheme, where counting resamplings gives a negative one."""
+    z, W, origin, equivalents = run(scheme, runs=40_000, N=8, steps=6, resample_at={3})
+    relative = z / exact_z(6)
+    estimate = (relative**2 * relative_variance(W, origin, equivalents)).mean()
+    assert abs(estimate / relative.var() - 1) < 0.15
+
+
+def test_a_multinomial_resampling_is_one_equivalent():
+    """In the scale it is made for: 1 − Σ(O/N)² is on average (1 − 1/N)(1 − ΣW²)."""
+    W = torch.tensor([0.1, 0.4, 0.0, 0.3, 0.2], dtype=torch.float64).expand(40_000, 5)
+    u = uniform(torch.tensor(1), torch.arange(40_000)[:, None], torch.arange(5), torch.tensor(0), 0)
+    equivalents = multinomial_equivalents(W, resampling.multinomial(W, u))
+    assert_mean((4 / 5) ** equivalents, (4 / 5))
+
+
+def test_equivalents_at_the_edges():
+    W = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
+    ancestors = torch.tensor([[0, 0], [0, 1], [0, 0]])
+    equivalents = multinomial_equivalents(W, ancestors)
+    assert equivalents[1] == 0
+    assert (relative_variance(W, ancestors, equivalents)[[0, 2]] == 1).all()
+    assert multinomial_equivalents(W[:, :1], ancestors[:, :1]).tolist() == [0, 0, 0]
 
 
 def test_without_resampling_it_is_importance_samplings_own():

@@ -58,12 +58,20 @@ class SMC:
             raise UnsupportedTarget("a greedy target (temperature 0) has one text; raising it to a power means nothing")
         if not isinstance(self.proposal, Draft):
             return
-        check_same(target.model.vocabulary, self.proposal.model.vocabulary)
-        if self.proposal.truncated and self.proposal.strictness == 0:
+        common = check_same(target.model.vocabulary, self.proposal.model.vocabulary)
+        if self.proposal.strictness > 0:
+            return
+        if common.size < target.model.vocabulary.size:
+            raise SupportError(
+                f"{self.proposal.model.name} lacks ids {common.size} to {target.model.vocabulary.size - 1} of "
+                f"{target.model.name} and never proposes them: set strictness > 0, whose redraw covers them"
+            )
+        greedy = self.proposal.temperature is None and target.temperature == 0
+        if self.proposal.truncated or greedy:
             raise SupportError(
                 "a truncated or greedy draft never proposes some tokens that the target allows, and reweighting cannot "
-                "bring them back: drop temperature=0, top_k and top_p from Draft(…), or set strictness > 0, whose "
-                "redraw covers what the draft misses"
+                "bring them back: set strictness > 0, whose redraw covers what the draft misses, or give the draft a "
+                "temperature > 0 and no top_k or top_p"
             )
 
 

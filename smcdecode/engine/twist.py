@@ -74,10 +74,11 @@ class Twist:
         total = torch.zeros(len(slots), dtype=torch.float64)
         killer: list[str | None] = [None] * len(slots)
         for f, psi in enumerate(self.potentials):
-            value = evaluate(psi, [self.states[slot][f] for slot in slots], complete)
+            alive = [i for i, name in enumerate(killer) if name is None]
+            value = evaluate(psi, [self.states[slots[i]][f] for i in alive], [complete[i] for i in alive])
+            total[alive] += value
             for i in torch.isneginf(value).nonzero()[:, 0].tolist():
-                killer[i] = killer[i] or psi.name
-            total += value
+                killer[alive[i]] = psi.name
         return total, killer
 
     def masks(self, states: Sequence[States]) -> Tensor | None:

@@ -121,13 +121,13 @@ class Vocabulary:
 
 
 def check_same(target: Vocabulary, draft: Vocabulary) -> Vocabulary:
-    """Check that each id means the same to target and draft, and that the same ids end a text.
+    """Check that each id means the same to target and draft. Which ids end a text is the target's to say.
 
-    A draft may have more ids than the target. Where it has fewer, those it lacks must be special tokens that end
-    nothing (a multimodal target's image token, say): it cannot propose them, so the target must do without them.
+    A draft may have more ids than the target. Where it has fewer, those it lacks must be special tokens (a multimodal
+    target's image token, say): it never proposes them.
 
     Returns:
-        What both have in common, to whose size their logits are to be cut: the target's vocabulary or its first ids.
+        What both have in common: the target's vocabulary, or its first ids.
 
     Raises:
         VocabularyMismatch: they disagree; the message lists the first differences.
@@ -137,8 +137,6 @@ def check_same(target: Vocabulary, draft: Vocabulary) -> Vocabulary:
     known = target.tokens is not None and draft.tokens is not None
     if (not known and lacking) or not target.special.issuperset(lacking):
         lines.append(f"ids {draft.size} to {target.size - 1} of {target.name} are unknown to {draft.name}")
-    if target.eos != draft.eos:
-        lines.append(f"EOS ids are {sorted(target.eos)} in {target.name}, {sorted(draft.eos)} in {draft.name}")
     if lines:
         raise VocabularyMismatch(
             "target and draft must agree on what each token id means; choose a draft of the target's family "
