@@ -54,7 +54,7 @@ class Outcome:
     log_p: Tensor  # (N,) float64, log p of each continuation
     log_z: float
     origin: Tensor  # (N,) int64
-    resamplings: int
+    resamplings: float  # in multinomial equivalents, for the variance estimate
     cycles: list[Cycle]
     deaths: list[Death]
 
@@ -171,7 +171,7 @@ class Scheduler:
         self.stats.particle_tokens += sum(lengths)
         return Outcome(
             request, tokens, step.log_w[lane].clone(), slots.log_p[here].clone(), float(step.log_z[lane]),
-            step.origin[lane].clone(), int(step.resamplings[lane]), self._cycles[lane], self.engine.deaths[lane],
+            step.origin[lane].clone(), float(step.resamplings[lane]), self._cycles[lane], self.engine.deaths[lane],
         )  # fmt: skip
 
     def _free(self, lane: int) -> None:

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from smcdecode.infer import weights
+from smcdecode.infer.resampling import multinomial
+from smcdecode.infer.variance import multinomial_equivalents
 
 __all__ = ["ParticleSystem", "Step", "run"]
 
@@ -64,7 +66,7 @@ class Step:
     resampled: Tensor  # (G,) bool
     ancestors: Tensor  # (G, N) int64; identity where not resampled
     origin: Tensor  # (G, N) int64, first-cycle ancestor of each particle that entered this cycle's weights
-    resamplings: Tensor  # (G,) int64, resamplings before this cycle's
+    resamplings: Tensor  # (G,) float64, resamplings before this cycle's, in multinomial equivalents
     done: Tensor  # (G,) bool: lanes whose particles are all finished
 
 
@@ -86,16 +88,19 @@ def run(system: ParticleSystem, scheme: Scheme, threshold: float) -> Iterator[St
         done = state.running & (system.finished().all(-1) | torch.isneginf(log_mean))
         resampled = state.running & ~done & (ess < threshold * log_w.shape[-1])
         ancestors = torch.arange(log_w.shape[-1]).expand_as(log_w)
+        worth = torch.zeros_like(ess)  # multinomial resamplings that this one amounts to, for the variance estimate
         if resampled.any():
-            drawn = scheme(weights.normalise(log_w), system.uniforms())
-            ancestors = torch.where(resampled[:, None], drawn, ancestors)
+            W = weights.normalise(log_w)
+            ancestors = torch.where(resampled[:, None], scheme(W, system.uniforms()), ancestors)
+            equivalents = torch.ones_like(ess) if scheme is multinomial else multinomial_equivalents(W, ancestors)
+            worth = torch.where(resampled, equivalents, worth)
             system.select(ancestors)
         yield Step(
             state.running, log_w, increments, ess, state.log_z + log_mean, resampled, ancestors, state.origin,
             state.resamplings, done,
         )  # fmt: skip
         system.append()  # (5)
-        state = state.after(log_w, log_mean, resampled, ancestors, done)
+        state = state.after(log_w, log_mean, resampled, ancestors, worth, done)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +111,7 @@ class _State:
     log_w: Tensor  # (G, N) float64
     log_z: Tensor  # (G,) float64, closed by resamplings
     origin: Tensor  # (G, N) int64
-    resamplings: Tensor  # (G,) int64
+    resamplings: Tensor  # (G,) float64, multinomial equivalents
 
     @classmethod
     def zeros(cls, like: Tensor) -> "_State":
@@ -116,7 +121,7 @@ class _State:
             torch.zeros_like(like),
             torch.zeros(lanes, dtype=torch.float64),
             torch.arange(particles).repeat(lanes, 1),
-            torch.zeros(lanes, dtype=torch.int64),
+            torch.zeros(lanes, dtype=torch.float64),
         )
 
     def restart(self, fresh: Tensor) -> "_State":
@@ -130,12 +135,14 @@ class _State:
             torch.where(fresh, blank.resamplings, self.resamplings),
         )
 
-    def after(self, log_w: Tensor, log_mean: Tensor, resampled: Tensor, ancestors: Tensor, done: Tensor) -> "_State":
+    def after(
+        self, log_w: Tensor, log_mean: Tensor, resampled: Tensor, ancestors: Tensor, worth: Tensor, done: Tensor
+    ) -> "_State":
         """The state behind a cycle: a resampling moves the mean weight into log Ẑ and evens the weights."""
         return _State(
             self.running & ~done,
             log_w.masked_fill(resampled[:, None], 0.0),
             self.log_z + log_mean.masked_fill(~resampled, 0.0),
             self.origin.gather(-1, ancestors),
-            self.resamplings + resampled,
+            self.resamplings + worth,
         )
