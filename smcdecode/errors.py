@@ -13,6 +13,7 @@ __all__ = [
     "PromptError",
     "SMCDecodeError",
     "SupportError",
+    "UnsupportedGrammar",
     "UnsupportedModel",
     "UnsupportedTarget",
     "VocabularyMismatch",
@@ -29,6 +30,10 @@ class InvalidOption(SMCDecodeError, ValueError):
 
 class PromptError(SMCDecodeError, ValueError):
     """A prompt cannot be decoded: it is empty, too long for the model, or of the wrong kind."""
+
+
+class UnsupportedGrammar(SMCDecodeError):
+    """A grammar, pattern or schema cannot be enforced exactly; the message names the part and what to write instead."""
 
 
 class UnsupportedModel(SMCDecodeError):

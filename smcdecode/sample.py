@@ -20,6 +20,30 @@ from smcdecode.report.posterior import Posterior
 __all__ = ["sample"]
 
 
+@overload
+def sample(  # type: ignore[overload-overlap]  # a string is one prompt, though a sequence of strings too
+    target: Algebra,
+    prompts: PromptLike,
+    *,
+    method: Method | None = None,
+    max_tokens: int = 256,
+    seed: int | None = None,
+    memory: float = 0.5,
+    page_size: int = 1,
+    progress: bool | None = None,
+) -> Posterior: ...
+@overload
+def sample(
+    target: Algebra,
+    prompts: Sequence[PromptLike],
+    *,
+    method: Method | None = None,
+    max_tokens: int = 256,
+    seed: int | None = None,
+    memory: float = 0.5,
+    page_size: int = 1,
+    progress: bool | None = None,
+) -> list[Posterior]: ...
 def sample(
     target: Algebra,
     prompts: PromptLike | Sequence[PromptLike],
@@ -30,7 +54,7 @@ def sample(
     memory: float = 0.5,
     page_size: int = 1,
     progress: bool | None = None,
-) -> Any:
+) -> Posterior | list[Posterior]:
     """Sample continuations of one prompt or many from a target.
 
     Args:
@@ -51,12 +75,12 @@ def sample(
             runs, when the request cannot be served; each names the remedy.
         InvalidWeight, PotentialError: when a model or a potential breaks its contract during the run.
     """
-    goal = target.as_target()
-    method = method or (Autoregressive() if goal.plain else SMC())
+    goal = _goal(target)
+    method = _method(method, goal)
     _check_numbers(max_tokens, page_size, seed)
     method.check(goal)
     one = is_one(prompts)
-    read = [read_prompt(prompt, goal.model) for prompt in ([prompts] if one else prompts)]  # type: ignore[arg-type, list-item]
+    read = [read_prompt(prompt, goal.model) for prompt in ([prompts] if one else prompts)]  # type: ignore[arg-type]
     smc = method if isinstance(method, SMC) else method.as_smc()
     for prompt in read:
         _check_context(prompt, goal, smc, max_tokens)
@@ -64,9 +88,48 @@ def sample(
     requests = [Request(i, p, s, max_tokens) for i, (p, s) in enumerate(zip(read, seeds(seed, read), strict=True))]
     stats = Stats()
     scheduler = Scheduler(goal, smc, requests, memory=bytes_of(memory), page_size=page_size, stats=stats)
-    outcomes = {outcome.request.index: outcome for outcome in scheduler.run()}
-    posteriors = [Posterior(outcomes[i], stats, seed) for i in range(len(requests))]
+    with _bar(requests, progress) as bar:
+        outcomes = {outcome.request.index: outcome for outcome in _watched(scheduler, bar)}
+    posteriors = [Posterior.of(outcomes[i], goal, method, stats, seed) for i in range(len(requests))]
     return posteriors[0] if one else posteriors
+
+
+def _bar(requests: Sequence[Request], progress: bool | None) -> "tqdm[Any]":
+    """A bar in tokens, one particle a request; on demand, or on a terminal once a run has taken two seconds."""
+    total = sum(request.max_tokens for request in requests)
+    hidden = None if progress is None else not progress
+    return tqdm(total=total, unit="tok", delay=2.0 if progress is None else 0.0, disable=hidden, leave=False)
+
+
+def _watched(scheduler: Scheduler, bar: "tqdm[Any]") -> Iterator[Outcome]:
+    """Outcomes as requests finish, while the bar shows the tokens of longest particles and the lowest ESS."""
+    written, total = 0, bar.total or 0
+    for outcomes in scheduler.run():
+        yield from outcomes
+        if bar.disable:
+            continue
+        for outcome in outcomes:
+            longest = max(map(len, outcome.tokens))
+            written += longest
+            total -= outcome.request.max_tokens - longest
+        bar.total, running = total, scheduler.latest()
+        if running:
+            bar.set_postfix({"ESS": f"{min(cycle.ess for cycle in running):.1f}"}, refresh=False)
+        bar.update(written + sum(cycle.tokens for cycle in running) - bar.n)
+
+
+def _goal(target: Any) -> Target:
+    if not isinstance(target, Algebra):
+        raise InvalidOption(f"the target must be p = smc.load(…) or made of it, like p ** 4 * psi; got {target!r}")
+    return target.as_target()
+
+
+def _method(method: Any, goal: Target) -> Method:
+    if method is None:
+        return Autoregressive() if goal.plain else SMC()
+    if not isinstance(method, Method):
+        raise InvalidOption(f"method must be smc.SMC(…) or smc.Autoregressive(…); got {method!r}")
+    return method
 
 
 def _check_numbers(max_tokens: int, page_size: int, seed: int | None) -> None:

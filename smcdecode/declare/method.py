@@ -27,7 +27,7 @@ class SMC:
         InvalidOption: for values that mean nothing.
     """
 
-    proposal: Proposal = Local()
+    proposal: Proposal = Local()  # noqa: RUF009  frozen and without fields
     particles: int = 8
     _: dataclasses.KW_ONLY
     resampling: str = "systematic"

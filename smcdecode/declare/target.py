@@ -15,6 +15,9 @@ from smcdecode.potentials.vocabulary import Vocabulary
 __all__ = ["Algebra", "Model", "Target", "check_truncation"]
 
 
+VERBS = ("start", "advance", "fork", "log_psi", "mask")  # what makes an object a potential
+
+
 class Model(Protocol):
     """What a target or proposal must tell of its language model before it runs."""
 
@@ -58,10 +61,10 @@ class Algebra:
         return dataclasses.replace(target, alpha=target.alpha * alpha)
 
     def __mul__(self, psi: Potential) -> "Target":
-        """p · Ψ: weight sequences by a potential."""
+        """Weight sequences by a potential: p · Ψ."""
         factors = psi.factors if isinstance(psi, Product) else (psi,)
         for factor in factors:
-            if not all(callable(getattr(factor, verb, None)) for verb in ("start", "advance", "fork", "log_psi", "mask")):
+            if not all(callable(getattr(factor, verb, None)) for verb in VERBS):
                 raise InvalidOption(
                     f"a target can be multiplied by potentials only; got {factor!r}. "
                     "Wrap a Python function of the text with smc.potential(fn)."

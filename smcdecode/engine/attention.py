@@ -49,7 +49,13 @@ class Batch:
 
 
 class View(Protocol):
-    """One pass's way into keys and values. Planned once, then called once a layer."""
+    """One pass's way into keys and values. Planned once, then called once a layer.
+
+    Attributes:
+        groups: (T,) int64, the group of each packed token.
+    """
+
+    groups: Tensor
 
     def attend(
         self,
@@ -97,7 +103,7 @@ class TorchView:
         rows = _rows(batch)
         table = _slots(batch.own_pages, size)  # (B, M · page_size)
         row = torch.arange(len(rows)).repeat_interleave(batch.q_len)  # (T,)
-        self.total = len(row)
+        self.total, self.groups = len(row), batch.group[row]
         within = torch.arange(self.total) - torch.tensor([r.token for r in rows])[row]
         at = (batch.own_len - batch.q_len)[row] + within  # (T,) index into the suffix
         positions = torch.tensor([r.prefix_len for r in rows])[row] + at

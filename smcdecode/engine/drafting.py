@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from smcdecode.declare.proposal import Draft
-from smcdecode.engine.draw import proposal_law
+from smcdecode.engine.draw import check_numbers, proposal_law
 from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.twist import States, Twist
-from smcdecode.errors import InvalidWeight
 from smcdecode_kernels import reference
 
 __all__ = ["Block", "Drafter", "Stream"]
@@ -20,7 +19,7 @@ __all__ = ["Block", "Drafter", "Stream"]
 class Stream:
     """What a uniform is for: the fourth word of its counter."""
 
-    DRAFT, ACCEPT, REDRAW, BONUS, RESAMPLE = range(5)
+    DRAFT, ACCEPT, REDRAW, BONUS, RESAMPLE, ANSWER = range(6)
 
 
 @dataclasses.dataclass
@@ -57,7 +56,7 @@ class Drafter:
         self.is_eos, self.temperature = is_eos, temperature
 
     def write(self, slots: Tensor) -> Block:
-        """Draft up to K tokens in each slot (n,); a slot stops at its first EOS, at its cap and where nothing is allowed."""
+        """Draft up to K tokens in each slot (n,); it stops at its first EOS, its cap, and where nothing is allowed."""
         K = self.spec.block if self.spec else 0
         block = Block.empty(slots, K)
         room = self.slots.room(slots).clamp(max=K)
@@ -95,13 +94,13 @@ class Drafter:
         return self.passes.draft(tokens, positions, self.slots.batch(slots, lag, ends), lag.cumsum(0) - 1)
 
     def _token(self, block: Block, going: Tensor, k: int, logits: Tensor) -> None:
-        """Draw token k of some rows; a row with no allowed token stops, and its bonus row will find log Z = −inf."""
+        """Draw token k of some rows; where the mask leaves the draft no token the block stops, and the target draws."""
         assert self.spec is not None
         slots = block.slots[going]
         mask = block.masks[k][going] if self.twist.masked else None
         law = proposal_law(logits, self.spec, self.temperature(slots), mask)
         tokens, norm = reference.draw(law, self.slots.uniform(slots, k, Stream.DRAFT))
-        self._check(norm, mask)
+        check_numbers(norm, self.spec.model.name)
         alive = (~torch.isneginf(norm)).nonzero()[:, 0]
         going, tokens, norm = going[alive], tokens[alive], norm[alive]
         block.tokens[going, k] = tokens
@@ -111,11 +110,6 @@ class Drafter:
         block.rows.append(going)
         whole = self.spec.strictness > 0 or bool(torch.isneginf(logits.amin()))
         block.laws.append(law[alive] - norm[:, None].float() if whole else None)
-
-    def _check(self, norm: Tensor, mask: Tensor | None) -> None:
-        name = self.passes.q.name if self.passes.q else "the draft"
-        if torch.isnan(norm).any() or (mask is None and torch.isneginf(norm).any()):
-            raise InvalidWeight(f"{name} produced NaN or infinite logits: check the checkpoint and its dtype")
 
     def _mask_next(self, block: Block, k: int, states: list[States]) -> None:
         """Masks behind the tokens just drafted; rows that stopped keep their old state, whose mask nothing reads."""

@@ -8,12 +8,12 @@ from smcdecode.declare.target import Target
 from smcdecode.errors import InvalidWeight
 from smcdecode_kernels import reference
 
-__all__ = ["check_rows", "local_law", "proposal_law"]
+__all__ = ["check_numbers", "local_law", "proposal_law"]
 
 
-def check_rows(log_p: Tensor, name: str) -> None:
-    """Raise InvalidWeight if a model's law is NaN: one NaN or +inf logit makes its whole row NaN."""
-    if torch.isnan(log_p[:, 0]).any():
+def check_numbers(x: Tensor, name: str) -> None:
+    """Raise InvalidWeight if x, a number of each row of a model's logits, shows a NaN in one."""
+    if torch.isnan(x).any():
         raise InvalidWeight(f"{name} produced NaN or infinite logits: check the checkpoint and its dtype")
 
 
@@ -30,7 +30,7 @@ def local_law(logits: Tensor, target: Target, alpha: Tensor | None, mask: Tensor
         log (p^α m), (n, V) float32, not normalised, and log Z (n,) float64; exactly 0 where α = 1 and there is no mask.
     """
     log_p = reference.log_law(logits, target.temperature, target.top_k, target.top_p)
-    check_rows(log_p, target.model.name)
+    check_numbers(logits.amax(-1) if target.temperature == 0 else log_p[:, 0], target.model.name)
     if alpha is None and mask is None:
         return log_p, torch.zeros(len(logits), dtype=torch.float64)
     if alpha is not None:
@@ -55,6 +55,7 @@ def proposal_law(logits: Tensor, draft: Draft, temperature: Tensor | float, mask
     if isinstance(temperature, Tensor):
         logits, temperature = logits / temperature[:, None].float(), 1.0
     if temperature == 0 or draft.top_k is not None or draft.top_p is not None:
+        check_numbers(logits.amax(-1), draft.model.name)  # a NaN would look like the largest
         law = reference.log_law(logits, temperature, draft.top_k, draft.top_p)
     else:
         law = logits if temperature == 1 else logits / temperature

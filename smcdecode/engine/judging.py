@@ -115,7 +115,8 @@ class Judge:
         again = refuse.nonzero()[:, 0]
         if len(again):
             u = self.slots.uniform(slots[again], k, Stream.REDRAW)
-            tokens[again], _ = reference.draw(both.redraw_log_weights(again), u)
+            drawn, norm = reference.draw(both.redraw_log_weights(again), u)
+            tokens[again] = torch.where(torch.isneginf(norm), tokens[again], drawn)  # r = q up to rounding: it stands
             block.tokens[rows, k] = tokens
             verdict.refused[rows] = refuse
         return both.log_ratio(tokens)

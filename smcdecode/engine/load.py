@@ -99,20 +99,21 @@ def _name_of(model: PreTrainedModel) -> str:
 
 
 def _wrap(module: PreTrainedModel, tokenizer: Any, name: str) -> LanguageModel:
-    layout, width = examine(module, name)
+    found = examine(module, name)
     eos = _eos_ids(module, tokenizer)
     if tokenizer is None:
-        ends = frozenset(i for i in eos if i < width)
-        vocabulary = Vocabulary(width, ends, None, ends, name)
+        ends = frozenset(i for i in eos if i < found.width)
+        vocabulary = Vocabulary(found.width, ends, None, ends, name)
     else:
-        vocabulary = Vocabulary.from_tokenizer(tokenizer, eos, width)
+        vocabulary = Vocabulary.from_tokenizer(tokenizer, eos, found.width)
     return LanguageModel(
         module,
         name=name,
         vocabulary=vocabulary,
         tokenizer=tokenizer,
         context=context_of(module.config),
-        layout=layout,
+        layout=found.layout,
+        cuts=found.cuts,
     )
 
 

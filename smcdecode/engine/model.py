@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from smcdecode.declare.target import Algebra, Target
 from smcdecode.engine.attention import Batch, View, plan
 from smcdecode.engine.cache import KVStore, Layout
+from smcdecode.engine.fast import Cuts
 from smcdecode.errors import UnsupportedModel
 from smcdecode.potentials.vocabulary import Vocabulary
 
@@ -51,8 +52,9 @@ class LanguageModel(Algebra):
         tokenizer: Any,
         context: int | None,
         layout: Layout,
+        cuts: Cuts | None = None,
     ) -> None:
-        self._module = module
+        self._module, self._cuts = module, cuts
         self.name, self.vocabulary, self.tokenizer = name, vocabulary, tokenizer
         self.context, self.layout = context, layout
 
@@ -94,6 +96,8 @@ class LanguageModel(Algebra):
         Returns:
             (R, vocabulary.size) float32 logits; row r is the law of the token after ``tokens[rows[r]]``.
         """
+        if self._cuts is not None:
+            self._cuts.set(view.groups, rows)
         logits: Tensor = self._module(
             input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows, view=view
         ).logits

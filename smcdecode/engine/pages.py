@@ -1,4 +1,4 @@
-"""Pages by number: which are free, who shares them, which rows hold them. Knows counts and tables, no keys or values."""
+"""Pages by number: which are free, who shares them, which rows hold them. Knows counts and tables, no keys."""
 
 from collections.abc import Iterable
 
@@ -59,7 +59,7 @@ class PagePool:
         if not len(pages):
             return
         self.counts.index_add_(0, pages, -torch.ones_like(pages))
-        distinct = pages.unique()
+        distinct = pages.unique()  # type: ignore[no-untyped-call]
         self.used -= int((self.counts[distinct] == 0).sum())
 
     def audit(self, holders: Iterable[Tensor]) -> None:
@@ -82,7 +82,7 @@ class PagePool:
             raise AssertionError(f"page {page} is held {int(held[page])} times but counted {int(self.counts[page])}")
         if self.used != int((held > 0).sum()):
             raise AssertionError(f"{int((held > 0).sum())} pages are held but {self.used} are counted as used")
-        if bool(self.counts[self._free].any()) or len(self._free.unique()) != len(self._free):
+        if bool(self.counts[self._free].any()) or len(set(self._free.tolist())) != len(self._free):
             raise AssertionError("a page in use, or the same page twice, lies on the free list")
 
 
@@ -138,7 +138,7 @@ class BlockTable:
         """
         pages = self.rows[slots, column]
         order = pages.argsort(stable=True)
-        distinct, place, writers = pages[order].unique_consecutive(return_inverse=True, return_counts=True)
+        distinct, place, writers = torch.unique_consecutive(pages[order], return_inverse=True, return_counts=True)
         first = torch.ones_like(place, dtype=torch.bool)
         first[1:] = place[1:] != place[:-1]
         keeps = first & (writers == self.pool.counts[distinct])[place]

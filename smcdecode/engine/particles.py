@@ -49,12 +49,11 @@ class ParticleEngine:
 
     def prefill(self, lanes: Sequence[int], requests: Sequence[Request]) -> None:
         """Read the prompts of new requests, once each for target and draft."""
-        for lane, request in zip(lanes, requests, strict=True):
-            self.slots.open(lane, request)
-            self.deaths[lane] = []
-            slots = self.slots.of(lane)
-            self.twist.start(range(slots.start, slots.stop), request.prompt)
         index = torch.tensor(lanes)
+        self.slots.open(index, requests)
+        for lane, request in zip(lanes, requests, strict=True):
+            self.deaths[lane] = []
+            self.twist.start(range(lane * self.slots.N, (lane + 1) * self.slots.N), request.prompt)
         batch = self.slots.prompts(index)
         tokens = torch.tensor([t for request in requests for t in request.prompt.tokens])
         positions = torch.cat([torch.arange(n) for n in batch.q_len.tolist()])
@@ -63,11 +62,11 @@ class ParticleEngine:
             self.passes.draft(tokens, positions, batch, torch.empty(0, dtype=torch.int64))
         self._first.append((index, logits))
 
-    def retire(self, lane: int) -> None:
-        """Free everything a lane holds."""
-        self.slots.close(lane)
-        slots = self.slots.of(lane)
-        self.twist.clear(range(slots.start, slots.stop))
+    def retire(self, lanes: Sequence[int]) -> None:
+        """Free everything that some lanes hold."""
+        index = torch.tensor(lanes)
+        self.slots.close(index)
+        self.twist.clear(self.slots.of(index).tolist())
 
     # ---- one cycle
 
@@ -80,7 +79,7 @@ class ParticleEngine:
         if len(writing):
             laws.append(self._write_block(writing, increments, len(laws[0])))
         self.bonus_law = torch.cat(laws) if len(laws) > 1 else laws[0]
-        self._bury(increments, "no token has a positive weight under the target and the masks")
+        self._bury(increments, "weight zero under the target's law and the masks")
         with self.stats.clock("potentials"):
             increments += self._weigh()
         increments += self._finish_bridge()
@@ -112,7 +111,7 @@ class ParticleEngine:
         first = lanes * self.slots.N
         mask = self.twist.masks([self.twist.states[slot] for slot in first.tolist()]) if self.twist.masked else None
         law, log_z = local_law(logits, self.target, self._exponents(first), mask)
-        slots = (first[:, None] + torch.arange(self.slots.N)).flatten()
+        slots = self.slots.of(lanes)
         row = torch.arange(len(lanes)).repeat_interleave(self.slots.N)
         self.slots.next_row[slots] = row
         increments[slots] += log_z[row]
@@ -131,7 +130,7 @@ class ParticleEngine:
         return 1.0 + (alpha - 1.0) * (cycle.double() / self.method.bridge).clamp(0.0, 1.0)
 
     def _bridge(self, before: Tensor, after: Tensor) -> Tensor:
-        """From one cycle's exponent to another's every weight, finished particles' too, gains p(x_1:t)^(α_t − α_t−1)."""
+        """From one exponent to the next every weight, finished particles' too, gains p(x_1:t)^(α_t − α_t−1)."""
         rise = (self._alpha(after) - self._alpha(before))[self.slots.lane]
         return torch.where((rise != 0) & ~self.slots.dead, rise * self.slots.log_p, 0.0)
 
@@ -157,7 +156,7 @@ class ParticleEngine:
     # ---- potentials and deaths
 
     def _weigh(self) -> Tensor:
-        """log ψ of every slot that moved since its potentials last spoke, over the ψ they spoke then, (4)."""
+        """The log ψ of every slot that moved since its potentials last spoke, over the ψ they spoke then, (4)."""
         slots = self.slots
         increments = torch.zeros_like(slots.log_psi)
         moved = (~slots.dead & (slots.heard < slots.length)).nonzero()[:, 0]

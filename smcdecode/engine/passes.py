@@ -27,11 +27,12 @@ class Passes:
 
     def draft(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor) -> Tensor:
         """Logits of the draft, cut or padded with −inf to the target's vocabulary; (0, 0) where there is no draft."""
-        if self.q is None:
+        if self.q is None or self.q_store is None:
             return torch.empty(0, 0)
         self.stats.draft_passes += 1
         self.stats.draft_positions += len(tokens)
-        logits = self.q(tokens, positions, self.q.plan(batch, self.q_store), rows)
+        known = tokens.clamp(max=self.q.vocabulary.size - 1)  # an id it lacks may spoil its guess, never the answer
+        logits = self.q(known, positions, self.q.plan(batch, self.q_store), rows)
         missing = self.p.vocabulary.size - logits.shape[-1]
         if missing > 0:
             return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)

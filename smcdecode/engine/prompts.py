@@ -18,7 +18,7 @@ def is_one(prompts: Any) -> bool:
         return True
     if not isinstance(prompts, Sequence) or not len(prompts):
         raise PromptError(
-            f"a prompt is a string, a list of token ids, or a list of chat messages, or a list of those; got {prompts!r}"
+            f"a prompt is a string, a list of token ids or of chat messages, or a list of those; got {prompts!r}"
         )
     return all(isinstance(part, int) for part in prompts) or all(isinstance(part, Mapping) for part in prompts)
 
@@ -43,6 +43,8 @@ def read_prompt(prompt: PromptLike, model: LanguageModel) -> Prompt:
 
 
 def _tokens(prompt: PromptLike, model: LanguageModel) -> Sequence[int]:
+    if not isinstance(prompt, Sequence):
+        raise PromptError(f"a prompt is a string, token ids, or chat messages; got {prompt!r}")
     if not isinstance(prompt, str) and all(isinstance(part, int) for part in prompt):
         return prompt  # type: ignore[return-value]
     if isinstance(prompt, str) and not prompt:

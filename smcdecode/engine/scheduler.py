@@ -40,8 +40,8 @@ class Cycle:
     survivors: int  # distinct first-cycle ancestors of the particles
     alive: int  # particles with positive weight
     tokens: int  # tokens of the longest particle
-    ancestors: tuple[int, ...]
-    log_w: tuple[float, ...]
+    ancestors: list[int]
+    log_w: list[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +69,8 @@ class Scheduler:
         self._waiting = deque(requests)
         N, cap = method.particles, max(r.max_tokens for r in requests)
         self._page_size = page_size
-        budget = plan_memory(
-            memory, [self._need(r) for r in requests], _page_bytes(target, method, page_size), _lane_bytes(target, method)
-        )
+        needs = [self._need(r) for r in requests]
+        budget = plan_memory(memory, needs, _page_bytes(target, method, page_size), _lane_bytes(target, method))
         self.engine = ParticleEngine(
             target, method, lanes=budget.lanes, max_tokens=cap, pages=budget.pages, page_size=page_size, stats=stats
         )
@@ -80,24 +79,26 @@ class Scheduler:
         self._reserved = 0
         self._N = N
 
-    def run(self) -> Iterator[Outcome]:
-        """Outcomes as requests finish, in the order they do."""
+    def run(self) -> Iterator[list[Outcome]]:
+        """Cycle by cycle, the outcomes of the requests that finished in it: often none."""
         with self.stats.clock("total"):
-            yield from self._outcomes()
+            try:
+                yield from self._outcomes()
+            finally:
+                self._free([lane for lane, request in enumerate(self._lane) if request is not None])
 
-    def _outcomes(self) -> Iterator[Outcome]:
+    def _outcomes(self) -> Iterator[list[Outcome]]:
         for step in run(self, SCHEMES[self.method.resampling], self.method.threshold):
             self.stats.cycles += 1
             self._record(step)
-            for lane in step.done.nonzero()[:, 0].tolist():
-                outcome = self._outcome(lane, step)
-                self._free(lane)
-                yield outcome
+            done = step.done.nonzero()[:, 0].tolist()
+            outcomes = self._close(done, step)
+            self._free(done)
+            yield outcomes
 
-    def lengths(self) -> list[tuple[Request, int]]:
-        """The running requests and the tokens of their longest particles."""
-        longest = self.engine.slots.length.view(-1, self._N).amax(-1).tolist()
-        return [(r, n) for r, n in zip(self._lane, longest, strict=True) if r is not None]
+    def latest(self) -> list[Cycle]:
+        """The last cycle of every running request."""
+        return [cycles[-1] for r, cycles in zip(self._lane, self._cycles, strict=True) if r is not None and cycles]
 
     # ---- ParticleSystem
 
@@ -149,38 +150,49 @@ class Scheduler:
         return -(-len(request.prompt.tokens) // self._page_size) + self.method.particles * own
 
     def _record(self, step: Step) -> None:
-        chi2 = chi2_plus_one(step.increments).tolist()
-        alive = (~torch.isneginf(step.log_w)).sum(-1).tolist()
-        longest = self.engine.slots.length.view(-1, self._N).amax(-1).tolist()
-        for lane in step.running.nonzero()[:, 0].tolist():
-            self._cycles[lane].append(
-                Cycle(
-                    float(step.ess[lane]), float(step.log_z[lane]), chi2[lane], bool(step.resampled[lane]),
-                    len(step.origin[lane].unique()), alive[lane], longest[lane],
-                    tuple(step.ancestors[lane].tolist()), tuple(step.log_w[lane].tolist()),
+        lanes = step.running.nonzero()[:, 0]
+        columns = (
+            step.ess, step.log_z, chi2_plus_one(step.increments), step.resampled, _distinct(step.origin),
+            (~torch.isneginf(step.log_w)).sum(-1), self.engine.slots.length.view(-1, self._N).amax(-1),
+            step.ancestors, step.log_w,
+        )  # fmt: skip
+        for lane, *numbers in zip(lanes.tolist(), *(c[lanes].tolist() for c in columns), strict=True):
+            self._cycles[lane].append(Cycle(*numbers))
+
+    def _close(self, lanes: list[int], step: Step) -> list[Outcome]:
+        """What came out of lanes that are done."""
+        slots = self.engine.slots
+        rows, lengths = (x.view(slots.lanes, self._N, -1)[lanes].tolist() for x in (slots.tokens, slots.length))
+        log_w, log_p, origin = step.log_w[lanes], slots.log_p.view(-1, self._N)[lanes], step.origin[lanes]
+        outcomes = []
+        for i, lane in enumerate(lanes):
+            request = self._lane[lane]
+            assert request is not None
+            tokens = [row[:n] for row, [n] in zip(rows[i], lengths[i], strict=True)]
+            self.stats.tokens += max(map(len, tokens))
+            self.stats.particle_tokens += sum(map(len, tokens))
+            outcomes.append(
+                Outcome(
+                    request, tokens, log_w[i], log_p[i], float(step.log_z[lane]), origin[i],
+                    float(step.resamplings[lane]), self._cycles[lane], self.engine.deaths[lane],
                 )
             )  # fmt: skip
+        return outcomes
 
-    def _outcome(self, lane: int, step: Step) -> Outcome:
-        request, slots = self._lane[lane], self.engine.slots
-        assert request is not None
-        here = slots.of(lane)
-        lengths = slots.length[here].tolist()
-        tokens = [row[:n] for row, n in zip(slots.tokens[here].tolist(), lengths, strict=True)]
-        self.stats.tokens += max(lengths)
-        self.stats.particle_tokens += sum(lengths)
-        return Outcome(
-            request, tokens, step.log_w[lane].clone(), slots.log_p[here].clone(), float(step.log_z[lane]),
-            step.origin[lane].clone(), float(step.resamplings[lane]), self._cycles[lane], self.engine.deaths[lane],
-        )  # fmt: skip
-
-    def _free(self, lane: int) -> None:
-        request = self._lane[lane]
-        assert request is not None
-        self.engine.retire(lane)
-        self._reserved -= self._need(request)
-        self._lane[lane] = None
+    def _free(self, lanes: list[int]) -> None:
+        """Give back the pages and reservations of lanes."""
+        if not lanes:
+            return
+        self.engine.retire(lanes)
+        self._reserved -= sum(self._need(request) for lane in lanes if (request := self._lane[lane]) is not None)
+        for lane in lanes:
+            self._lane[lane] = None
         self.stats.pages_peak = self.engine.slots.pool.peak
+
+
+def _distinct(x: Tensor) -> Tensor:
+    """How many different values each row has: (G, N) int64 → (G,) int64."""
+    return (x.sort(-1).values.diff() != 0).sum(-1) + 1
 
 
 def _packed(started: list[tuple[int, Request]]) -> Iterator[list[tuple[int, Request]]]:
@@ -200,7 +212,8 @@ def _packed(started: list[tuple[int, Request]]) -> Iterator[list[tuple[int, Requ
 
 def _page_bytes(target: Target, method: SMC, page_size: int) -> int:
     models = [target.model, *([method.proposal.model] if isinstance(method.proposal, Draft) else [])]
-    return max(1, sum(bytes_per_page(model.layout, page_size) for model in models))  # type: ignore[attr-defined]
+    sizes = [bytes_per_page(model.layout, page_size) for model in models]  # type: ignore[attr-defined]
+    return max(1, sum(sizes))
 
 
 def _lane_bytes(target: Target, method: SMC) -> int:

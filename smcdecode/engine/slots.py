@@ -5,6 +5,8 @@ at different lengths. Between cycles, of an unfinished particle's tokens x_1…x
 draft all but the last one or two (its ``lag``).
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ __all__ = ["Slots"]
 _COPIED = (
     "tokens", "length", "cached", "lag", "seen", "heard", "finished", "dead", "log_p", "log_psi", "next_row",
 )  # fmt: skip
+_ZERO_AT_FIRST = ("length", "cached", "seen", "heard", "finished", "dead", "log_p", "log_psi")
 
 
 class Slots:
@@ -46,27 +49,32 @@ class Slots:
         self.cycle = torch.zeros(lanes, dtype=torch.int64)
         self.cap = torch.zeros(lanes, dtype=torch.int64)
 
-    def of(self, lane: int) -> slice:
-        """The slots of one lane."""
-        return slice(lane * self.N, (lane + 1) * self.N)
+    def of(self, lanes: Tensor) -> Tensor:
+        """The slots of some lanes, lane by lane: (n,) int64 → (n · N,) int64."""
+        return (lanes[:, None] * self.N + torch.arange(self.N)).flatten()
 
-    def open(self, lane: int, request: Request) -> None:
-        """Hand a lane to a request: pages for its prompt, N empty particles."""
-        slots, n = self.of(lane), len(request.prompt.tokens)
-        self.prefix[lane] = self.pool.take(-(-n // self.page_size))
-        self.prefix_len[lane], self.seed[lane], self.cap[lane] = n, request.seed, request.max_tokens
-        self.cycle[lane] = 0
-        for array in (self.length, self.cached, self.seen, self.heard, self.log_p, self.log_psi, self.finished, self.dead):
-            array[slots] = 0
+    def open(self, lanes: Tensor, requests: Sequence[Request]) -> None:
+        """Hand lanes (n,) to requests: pages for their prompts, N empty particles each."""
+        slots, lengths = self.of(lanes), [len(request.prompt.tokens) for request in requests]
+        pages = [-(-n // self.page_size) for n in lengths]
+        for lane, prefix in zip(lanes.tolist(), torch.split(self.pool.take(sum(pages)), pages), strict=True):
+            self.prefix[lane] = prefix
+        self.prefix_len[lanes] = torch.tensor(lengths)
+        self.seed[lanes] = torch.tensor([request.seed for request in requests])
+        self.cap[lanes] = torch.tensor([request.max_tokens for request in requests])
+        self.cycle[lanes] = 0
+        for name in _ZERO_AT_FIRST:
+            getattr(self, name)[slots] = 0
         self.lag[slots] = 1
         self.next_row[slots] = -1
 
-    def close(self, lane: int) -> None:
-        """Free everything a lane holds."""
-        slots = self.of(lane)
-        self.release(torch.arange(slots.start, slots.stop))
-        self.pool.release(self.prefix[lane])
-        self.prefix[lane] = self.prefix[lane][:0]
+    def close(self, lanes: Tensor) -> None:
+        """Free everything that lanes (n,) hold."""
+        slots = self.of(lanes)
+        self.release(slots)
+        self.pool.release(torch.cat([self.prefix[lane] for lane in lanes.tolist()]))
+        for lane in lanes.tolist():
+            self.prefix[lane] = self.prefix[lane][:0]
         self.finished[slots] = True
         self.next_row[slots] = -1
 
@@ -96,7 +104,7 @@ class Slots:
         return self.tokens[slots[:, None], place.clamp(max=self.tokens.shape[1] - 1)], fresh
 
     def select(self, ancestors: Tensor) -> None:
-        """Every slot becomes a copy of slot ``ancestors[slot]``, (S,) int64: table rows move, keys and values do not."""
+        """Every slot becomes a copy of slot ``ancestors[slot]``, (S,) int64: table rows move, keys and values stay."""
         self.table.select(ancestors, -(-self.cached // self.page_size))
         for name in _COPIED:
             array: Tensor = getattr(self, name)
@@ -120,7 +128,7 @@ class Slots:
 
     def batch(self, slots: Tensor, q_len: Tensor, own_len: Tensor) -> Batch:
         """What a pass over the last ``q_len`` of the first ``own_len`` own tokens of some slots attends to."""
-        lanes, group = self.lane[slots].unique_consecutive(return_inverse=True)
+        lanes, group = torch.unique_consecutive(self.lane[slots], return_inverse=True)
         return Batch(
             q_len=q_len,
             own_pages=self.table.rows[slots, : int((-(-own_len // self.page_size)).max())],

@@ -6,18 +6,21 @@ and if a short paged run gives the logits of the model's own eager attention. An
 
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from smcdecode.engine.attention import Batch, Rule, View, causal, plan
 from smcdecode.engine.cache import KVStore, LayerShape, Layout
+from smcdecode.engine.fast import Cuts, packable, quicken
 from smcdecode.engine.model import ATTENTION, register_attention
 from smcdecode.errors import UnsupportedModel
 
-__all__ = ["check_config", "context_of", "examine"]
+__all__ = ["Examined", "check_config", "context_of", "examine"]
 
 ATTENDING = frozenset({"full_attention", "sliding_attention", "attention"})
 TRIAL, HEAD = 12, 7  # tokens of the trial run, and how many of them are its prompt
@@ -62,12 +65,24 @@ def context_of(config: Any) -> int | None:
     return min(known) if known else None
 
 
-@torch.inference_mode()
-def examine(module: PreTrainedModel, name: str) -> tuple[Layout, int]:
-    """Set paged attention on a model, and try it.
+@dataclass(frozen=True)
+class Examined:
+    """What the trial of a model showed.
 
-    Returns:
-        The layout of its keys and values, and the width of its logits.
+    Attributes:
+        layout: of its keys and values.
+        width: of its logits.
+        cuts: how its packed layers are told to cut a pass; None where nothing is packed.
+    """
+
+    layout: Layout
+    width: int
+    cuts: Cuts | None
+
+
+@torch.inference_mode()
+def examine(module: PreTrainedModel, name: str, *, fast: bool = True) -> Examined:
+    """Set paged attention on a model, make it fast if it is on a CPU, and try it.
 
     Raises:
         UnsupportedModel: naming the part in the way.
@@ -78,10 +93,29 @@ def examine(module: PreTrainedModel, name: str) -> tuple[Layout, int]:
     expected = _eager(module, tokens, name)
     _attach(module, name)
     recorder = _Recorder()
-    _run(module, tokens[:HEAD], torch.arange(HEAD), recorder, name)
+    with _noting_calls(module) as calls:
+        _run(module, tokens[:HEAD], torch.arange(HEAD), recorder, name)
     layout = Layout(recorder.shapes(module.config, name), module.dtype, module.device)
+    cuts = None
+    if fast and packable(module):
+        cuts = quicken(module, [rule for _, _, rule in recorder.calls], calls)
     _compare(_paged(module, tokens, layout, name), expected[HEAD - 1 :], name)
-    return layout, expected.shape[-1]
+    return Examined(layout, expected.shape[-1], cuts)
+
+
+@contextmanager
+def _noting_calls(module: PreTrainedModel) -> Iterator[dict[nn.Module, dict[str, Any]]]:
+    """Note the keyword arguments that each submodule is called with."""
+    calls: dict[nn.Module, dict[str, Any]] = {}
+    hooks = [
+        part.register_forward_pre_hook(lambda part, _args, kwargs: calls.update({part: kwargs}), with_kwargs=True)
+        for part in module.modules()
+    ]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _check_class(module: PreTrainedModel, name: str) -> None:
@@ -121,14 +155,16 @@ def _run(module: PreTrainedModel, tokens: Tensor, positions: Tensor, view: View,
         out = module(input_ids=tokens[None], position_ids=positions.to(tokens.device)[None], use_cache=False, view=view)
     except TypeError as error:
         raise UnsupportedModel(f"{name} does not pass keyword arguments on to its attention: {error}") from error
-    return out.logits[0]
+    logits: Tensor = out.logits[0]
+    return logits
 
 
 class _Recorder:
     """A view without a store: attends causally over one row, and notes what each layer asked for."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[int, LayerShape, int | None]] = []
+        self.groups = torch.zeros(0, dtype=torch.int64)
+        self.calls: list[tuple[int, LayerShape, Rule]] = []
 
     def attend(
         self,
@@ -142,8 +178,9 @@ class _Recorder:
         softcap: float | None = None,
     ) -> Tensor:
         """Note the call; the output is the layer's own."""
-        self.calls.append((layer, LayerShape(key.shape[1], key.shape[2], value.shape[2]), window))
-        out, _ = causal(torch.unflatten(query, 1, (key.shape[1], -1)), key, value, Rule(scaling, window, softcap))
+        rule = Rule(scaling, window, softcap)
+        self.calls.append((layer, LayerShape(key.shape[1], key.shape[2], value.shape[2]), rule))
+        out, _ = causal(torch.unflatten(query, 1, (key.shape[1], -1)), key, value, rule)
         return out.flatten(1, 2)
 
     def shapes(self, config: Any, name: str) -> tuple[LayerShape, ...]:
@@ -155,8 +192,8 @@ class _Recorder:
                 f"{name} has {text.num_hidden_layers} layers, but its attention function was called for layers "
                 f"{layers}: every layer must attend once, through transformers' attention interface"
             )
-        for layer, _, window in self.calls:
-            if window is None and _is_windowed(text, layer):
+        for layer, _, rule in self.calls:
+            if rule.window is None and _is_windowed(text, layer):
                 raise UnsupportedModel(f"{name} does not tell its attention function the window of layer {layer}")
         return tuple(shape for _, shape, _ in self.calls)
 

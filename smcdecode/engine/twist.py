@@ -1,13 +1,14 @@
 """Potential states of every slot, and what they say: log ψ and masks. Knows potentials by protocol only."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from smcdecode.potentials.potential import Potential, Prompt, allowed, evaluate
+from smcdecode.errors import PotentialError, SMCDecodeError
+from smcdecode.potentials.potential import BasePotential, Potential, Prompt, allowed, evaluate
 from smcdecode.potentials.vocabulary import Vocabulary
 
 __all__ = ["Death", "Twist"]
@@ -26,20 +27,24 @@ class Death:
 
 
 class Twist:
-    """ψ_t of every slot: one state a slot and factor, forked when slots are selected."""
+    """ψ_t of every slot: one state a slot and factor, forked when slots are selected.
+
+    Attributes:
+        masked: whether some factor may have a mask. It follows from the factors alone: were it a matter of what runs at
+            the moment, a request's tokens would depend on its company.
+    """
 
     def __init__(self, potentials: Sequence[Potential], slots: int, vocabulary: Vocabulary) -> None:
         self.potentials = tuple(potentials)
         self.vocabulary = vocabulary
         self.states: list[States] = [[] for _ in range(slots)]
-        self.masked = False
+        self.masked = any(getattr(type(psi), "mask", None) is not BasePotential.mask for psi in potentials)
 
     def start(self, slots: Iterable[int], prompt: Prompt) -> None:
         """States of the empty continuation for one lane's slots."""
+        first = [_guarded(psi, "start", psi.start, self.vocabulary, prompt) for psi in self.potentials]
         for slot in slots:
-            self.states[slot] = [psi.start(self.vocabulary, prompt) for psi in self.potentials]
-            if not self.masked and self.potentials:
-                self.masked = self.masks([self.states[slot]]) is not None
+            self.states[slot] = self._copy(first)
 
     def advance(self, slots: Iterable[int], blocks: Iterable[Sequence[int]]) -> None:
         """Advance the states of ``slots`` over the tokens each gained, without EOS."""
@@ -49,14 +54,15 @@ class Twist:
 
     def step(self, states: States, tokens: Sequence[int]) -> States:
         """Advance one state of each factor over some tokens; consumes ``states``."""
-        return [psi.advance(state, tokens) for psi, state in zip(self.potentials, states, strict=True)]
+        pairs = zip(self.potentials, states, strict=True)
+        return [_guarded(psi, "advance", psi.advance, state, tokens) for psi, state in pairs]
 
     def fork(self, slots: Iterable[int]) -> list[States]:
         """Independent copies of the states of some slots."""
         return [self._copy(self.states[slot]) for slot in slots]
 
     def _copy(self, states: States) -> States:
-        return [psi.fork(state) for psi, state in zip(self.potentials, states, strict=True)]
+        return [_guarded(psi, "fork", psi.fork, state) for psi, state in zip(self.potentials, states, strict=True)]
 
     def select(self, ancestors: Sequence[int]) -> None:
         """Slot i takes over a fork of the states of slot ``ancestors[i]``."""
@@ -70,7 +76,7 @@ class Twist:
             self.states[slot] = []
 
     def log_psi(self, slots: Sequence[int], complete: Sequence[bool]) -> tuple[Tensor, list[str | None]]:
-        """log ψ of some slots, (n,) float64, and for each the name of the first factor that is −inf."""
+        """The log ψ of some slots, (n,) float64, and for each the name of the first factor that is −inf."""
         total = torch.zeros(len(slots), dtype=torch.float64)
         killer: list[str | None] = [None] * len(slots)
         for f, psi in enumerate(self.potentials):
@@ -81,11 +87,21 @@ class Twist:
                 killer[alive[i]] = psi.name
         return total, killer
 
-    def masks(self, states: Sequence[States]) -> Tensor | None:
-        """(n, V) bool tokens that every factor allows next; None if no factor has a mask."""
-        both: Tensor | None = None
+    def masks(self, states: Sequence[States]) -> Tensor:
+        """(n, V) bool tokens that every factor allows next."""
+        every = torch.ones(len(states), self.vocabulary.size, dtype=torch.bool)
         for f, psi in enumerate(self.potentials):
             mask = allowed(psi, [s[f] for s in states], self.vocabulary.size)
             if mask is not None:
-                both = mask if both is None else both & mask
-        return both
+                every = every & mask
+        return every
+
+
+def _guarded(psi: Potential, verb: str, method: Callable[..., Any], *args: Any) -> Any:
+    """Call a method that a user may have written; an error of the user's becomes one that names the potential."""
+    try:
+        return method(*args)
+    except SMCDecodeError:
+        raise
+    except Exception as error:
+        raise PotentialError(f"potential {psi.name!r} raised {type(error).__name__} in {verb}: {error}") from error

@@ -34,11 +34,11 @@ class Overlap:
         return (r / (self.strictness * q)).clamp(max=1.0)
 
     def redraw_log_weights(self, rows: Tensor) -> Tensor:
-        """log (r − q)+ of some rows, the unnormalised redraw law ρ: (m,) int64 → (m, V) float32."""
+        """The log (r − q)+ of some rows, the unnormalised redraw law ρ: (m,) int64 → (m, V) float32."""
         return (self.r[rows] - self.q[rows]).clamp_(min=0.0).log_()
 
     def log_ratio(self, tokens: Tensor) -> Tensor:
-        """log r(x) − log e(x) of one emitted token a row: (n,) int64 → (n,) float64; exactly 0 at s = 1."""
+        """The log r(x) − log e(x) of one emitted token a row: (n,) int64 → (n,) float64; exactly 0 at s = 1."""
         if self.strictness == 1.0:
             return torch.zeros(len(tokens), dtype=torch.float64)
         q, r = _at(self.q, tokens), _at(self.r, tokens)

@@ -1,0 +1,139 @@
+"""The command line: ``smcdecode generate`` and ``smcdecode demo``. Knows options and printing; no mathematics."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from smcdecode.declare.method import SMC
+from smcdecode.declare.proposal import Draft, Local
+from smcdecode.declare.target import Target
+from smcdecode.engine.load import load
+from smcdecode.engine.prompts import PromptLike
+from smcdecode.errors import NoSurvivors, PromptError, SMCDecodeError
+from smcdecode.infer.resampling import SCHEMES
+from smcdecode.report.posterior import Posterior
+from smcdecode.sample import sample
+
+__all__ = ["main"]
+
+FAILED, NO_TEXT = 2, 3  # exit codes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: the arguments; by default those of the process.
+
+    Returns:
+        Exit code: 0, 2 if the request was refused or failed (the reason is on stderr), 3 if every particle died.
+    """
+    options = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except SMCDecodeError as error:
+        print(f"smcdecode: {error}", file=sys.stderr)
+        return FAILED
+
+
+def generate(options: argparse.Namespace) -> int:
+    """Sample one continuation of a prompt, and say how good it is."""
+    p = load(options.target)
+    q = load(options.draft) if options.draft else None
+    target = p.at(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p) ** options.alpha
+    proposal = Draft(q, options.block, strictness=options.strictness) if q else Local()
+    method = SMC(
+        proposal, options.particles, resampling=options.resampling, threshold=options.threshold, bridge=options.bridge
+    )
+    return _show(_run(target, method, options), options.json)
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Power sampling on the embedded model: whole sequences sharpened, with weights and an honest account."""
+    target = load("demo") ** options.alpha
+    print(f"{target}, {options.particles} particles: {options.prompt}\n", file=sys.stderr)
+    posterior = _run(target, SMC(Local(), options.particles), options)
+    return _show(posterior, options.json)
+
+
+def _run(target: Target, method: SMC, options: argparse.Namespace) -> Posterior:
+    prompt: PromptLike = sys.stdin.read() if options.prompt == "-" else options.prompt
+    if options.chat:
+        prompt = [{"role": "user", "content": str(prompt)}]
+    return sample(target, prompt, method=method, max_tokens=options.max_tokens, seed=options.seed)
+
+
+def _show(posterior: Posterior, as_json: bool) -> int:
+    """The text on stdout and the summary on stderr, or everything as JSON on stdout."""
+    if as_json:
+        print(posterior.to_json())
+        return 0 if posterior.alive else NO_TEXT
+    try:
+        print(_answer(posterior))
+    except NoSurvivors as error:
+        print(f"smcdecode: {error}", file=sys.stderr)
+        return NO_TEXT
+    print(f"\n{posterior.summary()}", file=sys.stderr)
+    return 0
+
+
+def _answer(posterior: Posterior) -> str:
+    try:
+        return posterior.text
+    except PromptError:  # a model without a tokenizer
+        return " ".join(map(str, posterior.sample(on="tokens")))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="smcdecode", description="Sequential Monte Carlo decoding of language models."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_generate(commands.add_parser("generate", help=generate.__doc__, description=generate.__doc__))
+    _add_demo(commands.add_parser("demo", help=demo.__doc__, description=demo.__doc__))
+    return parser
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=generate)
+    add = parser.add_argument
+    add("--target", required=True, help='the model p: a Hugging Face name, a local folder, or "demo"')
+    add("--draft", help="the draft model q, of the same vocabulary; without it the target proposes for itself")
+    add("--block", type=int, default=4, help="K, drafted tokens a cycle (default: %(default)s)")
+    add(
+        "--strictness",
+        type=float,
+        default=0.2,
+        help="s in [0, 1]: 0 reweights all, 1 is lossless (default: %(default)s)",
+    )
+    add("--alpha", type=float, default=1.0, help="α of the target p^α over whole sequences (default: %(default)s)")
+    add(
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="of each token; p is then the tempered law (default: %(default)s)",
+    )
+    add("--top-k", type=int, help="p keeps the k likeliest tokens")
+    add("--top-p", type=float, help="p keeps the smallest set of likeliest tokens of this probability")
+    add("--resampling", choices=sorted(SCHEMES), default="systematic", help="the scheme (default: %(default)s)")
+    add("--threshold", type=float, default=0.5, help="resample when ESS < threshold·N (default: %(default)s)")
+    add("--bridge", type=int, default=0, help="cycles over which the exponent rises to α (default: %(default)s)")
+    add("--prompt", required=True, help="the text to continue; - reads it from stdin")
+    add("--chat", action="store_true", help="the prompt is a user's message, put into the chat template")
+    _add_common(parser, particles=8, max_tokens=256, seed=None)
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=demo, chat=False)
+    parser.add_argument("--prompt", default="The three primary colours are", help="default: %(default)s")
+    parser.add_argument("--alpha", type=float, default=2.0, help="α of p^α over whole sequences (default: %(default)s)")
+    _add_common(parser, particles=8, max_tokens=32, seed=0)
+
+
+def _add_common(parser: argparse.ArgumentParser, *, particles: int, max_tokens: int, seed: int | None) -> None:
+    add = parser.add_argument
+    add("--particles", type=int, default=particles, help="N (default: %(default)s)")
+    add("--max-tokens", type=int, default=max_tokens, help="length cap (default: %(default)s)")
+    add("--seed", type=int, default=seed, help="the same seed, the same answer (default: %(default)s; None draws one)")
+    add("--json", action="store_true", help="print the whole posterior as JSON, which Posterior.load reads")

@@ -1,0 +1,291 @@
+"""Making passes fast on a CPU without changing results beyond rounding. Knows module structure; no pages, no particles.
+
+Three things, each of which can be deleted:
+
+* linear layers whose weights are packed once for oneDNN's kernels (``Packed``), with a step that follows folded in;
+* decoder layers of the plain pre-norm kind rewritten in fewer operations (``FusedLayer``). A layer is recognised by
+  the names of its parts and then *compared with the original on random input*: what differs is left as it is;
+* the number of rows in a kernel call chosen so that a row's bits do not depend on other groups' rows (``row_parts``).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from smcdecode.engine.attention import Rule, View
+
+__all__ = ["Cuts", "FusedLayer", "Packed", "PackedLinear", "Rows", "packable", "quicken", "row_parts"]
+
+NARROW, WIDE, WIDE_LEAST = 32, 64, 40  # oneDNN's bfloat16 kernels sum alike for 2 … 32 rows, and for 37 … 64
+CLOSE = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # relative difference at which a fused layer is the original
+
+
+def row_parts(groups: Tensor) -> tuple[Tensor, ...] | None:
+    """How to cut a pass into kernel calls so that each row's bits follow from its own group's rows alone.
+
+    Groups of up to 32 rows are served together by calls of up to 32 rows, groups of 33 to 64 together by calls of
+    40 to 64, larger ones by themselves: within those bounds oneDNN adds the products of a row in one order.
+
+    Args:
+        groups: (T,) int64, nondecreasing group of each row.
+
+    Returns:
+        Packed indices of each call, padded by repetition; None for one call of all rows as they are.
+    """
+    total = len(groups)
+    if total <= NARROW:
+        return None
+    _, counts = torch.unique_consecutive(groups, return_counts=True)
+    size = counts.repeat_interleave(counts)  # (T,) rows of each row's group
+    rows = torch.arange(total)
+    parts = [
+        *_chunks(rows[size <= NARROW], NARROW, 1),
+        *_chunks(rows[(size > NARROW) & (size <= WIDE)], WIDE, WIDE_LEAST),
+    ]
+    parts += [part for part in torch.split(rows, counts.tolist()) if len(part) > WIDE]
+    return None if len(parts) == 1 and len(parts[0]) == total else tuple(parts)
+
+
+def _chunks(rows: Tensor, most: int, least: int) -> list[Tensor]:
+    """Near-equal chunks of at most ``most`` rows, each padded to at least ``least`` by repeating its last."""
+    if not len(rows):
+        return []
+    chunks = rows.tensor_split(-(-len(rows) // most))
+    return [torch.cat([c, c[-1:].expand(max(least - len(c), 0))]) for c in chunks]
+
+
+class Rows:
+    """How the rows of the pass under way are cut into kernel calls; the model sets it, its packed layers read it."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.parts: tuple[Tensor, ...] | None = None
+
+    def set(self, groups: Tensor) -> None:
+        """Cut a pass whose rows belong to ``groups`` (T,)."""
+        self.total, self.parts = len(groups), row_parts(groups)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The cut of all rows of a pass, and that of the rows whose logits are wanted."""
+
+    body: Rows
+    head: Rows
+
+    def set(self, groups: Tensor, wanted: Tensor) -> None:
+        """Cut a pass over rows of ``groups`` (T,), with logits at ``wanted`` (R,)."""
+        self.body.set(groups)
+        self.head.set(groups[wanted])
+
+
+class Packed:
+    """A linear layer whose weight lies packed for oneDNN: y = x Wᵀ + b, then ``swish``, or + or · another tensor.
+
+    Args:
+        weight: (out, in) bfloat16 or float32; not kept.
+        bias: (out,) or None.
+        rows: the pass's cut.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, rows: Rows) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), NARROW)
+        self.bias, self.width, self.rows = bias, weight.shape[0], rows
+        self.alone = self._sums_alike(weight.shape[1], weight.dtype)
+
+    def _sums_alike(self, width: int, dtype: torch.dtype) -> bool:
+        """Whether a row by itself gets the bits that it gets beside another; some shapes take another kernel then."""
+        x = torch.sin(torch.arange(2 * width, dtype=torch.float64)).to(dtype).view(2, width)
+        return torch.equal(self._kernel(x[:1], "none", None), self._kernel(x, "none", None)[:1])
+
+    def __call__(self, x: Tensor, op: str = "none", other: Tensor | None = None) -> Tensor:
+        """Map x (T, in) to (T, out); op is none, swish, add or mul, the last two with ``other`` (T, out)."""
+        if self.rows.parts is None or len(x) != self.rows.total:
+            return self._call(x, op, other)
+        out = x.new_empty(len(x), self.width)
+        for part in self.rows.parts:
+            extra = None if other is None else other.index_select(0, part)
+            out.index_copy_(0, part, self._call(x.index_select(0, part), op, extra))
+        return out
+
+    def _call(self, x: Tensor, op: str, other: Tensor | None) -> Tensor:
+        if len(x) == 1 and not self.alone:
+            return self._kernel(x.expand(2, -1), op, None if other is None else other.expand(2, -1))[:1]
+        return self._kernel(x, op, other)
+
+    def _kernel(self, x: Tensor, op: str, other: Tensor | None) -> Tensor:
+        y: Tensor
+        if other is not None:
+            y = torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, op)
+        else:
+            y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, op, [], "")
+        return y
+
+
+class PackedLinear(nn.Module):
+    """A module with the signature of ``nn.Linear`` over a :class:`Packed`."""
+
+    def __init__(self, linear: nn.Linear, rows: Rows) -> None:
+        super().__init__()
+        self.packed = Packed(linear.weight, linear.bias, rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x (…, in) to (…, out)."""
+        flat = x.reshape(-1, x.shape[-1])
+        out = self.packed(flat) if len(flat) else flat.new_empty(0, self.packed.width)
+        return out.view(*x.shape[:-1], self.packed.width)
+
+
+class Angles:
+    """The pass's rotary angles as the fused layers want them, prepared by the first layer for the others."""
+
+    def __init__(self) -> None:
+        self._source: tuple[Tensor, Tensor] | None = None
+        self._ready: tuple[Tensor, Tensor] | None = None
+
+    def of(self, embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (1, T, dim) → both (T, 1, dim), the first half of the sines negated."""
+        if self._ready is None or self._source is not embeddings:
+            cos, sin = (angle[0][:, None] for angle in embeddings)
+            half = sin.shape[-1] // 2
+            self._source, self._ready = embeddings, (cos, torch.cat([-sin[..., :half], sin[..., half:]], -1))
+        return self._ready
+
+
+class FusedLayer(nn.Module):
+    """A pre-norm decoder layer (RMS norms, rotary attention, gated SiLU) in about a third of the usual operations.
+
+    Args:
+        layer: the original, recognised by :func:`_is_plain`.
+        rule: how its attention scores.
+        rows: the pass's cut.
+        angles: shared by the layers of a model.
+    """
+
+    def __init__(self, layer: Any, rule: Rule, rows: Rows, angles: Angles) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.index, self.dim, self.rule, self.angles = attention.layer_idx, attention.head_dim, rule, angles
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.heads, self.kv_heads = (p.weight.shape[0] // self.dim for p in projections[:2])
+        self.qkv = _together(projections, rows)
+        self.out = Packed(attention.o_proj.weight, attention.o_proj.bias, rows)
+        self.gate, self.up, self.down = (
+            Packed(p.weight, p.bias, rows) for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        )
+        self.before, self.after = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        self.q_norm = _norm(attention.q_norm) if hasattr(attention, "q_norm") else None
+        self.k_norm = _norm(attention.k_norm) if hasattr(attention, "k_norm") else None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        position_embeddings: tuple[Tensor, Tensor],
+        view: View,
+        **_others: Any,
+    ) -> Tensor:
+        """Map hidden_states (1, T, width) to the same shape; takes what transformers hands to every decoder layer."""
+        x = hidden_states[0]
+        x = self.out(self._attend(self.before(x), position_embeddings, view), "add", x)
+        h = self.after(x)
+        return self.down(self.up(h, "mul", self.gate(h, "swish")), "add", x)[None]
+
+    def _attend(self, h: Tensor, embeddings: tuple[Tensor, Tensor], view: View) -> Tensor:
+        qkv = self.qkv(h).view(len(h), -1, self.dim)  # (T, heads + 2 kv_heads, dim)
+        both = qkv[:, : self.heads + self.kv_heads]
+        if self.q_norm is not None and self.k_norm is not None:
+            both = torch.cat([self.q_norm(both[:, : self.heads]), self.k_norm(both[:, self.heads :])], 1)
+        both = _rotate(both, *self.angles.of(embeddings))
+        query, key, value = both[:, : self.heads], both[:, self.heads :], qkv[:, self.heads + self.kv_heads :]
+        scaling, window, softcap = self.rule
+        return view.attend(self.index, query, key, value, scaling=scaling, window=window, softcap=softcap).flatten(1)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x (T, heads, dim) in the half-split convention; angles as :class:`Angles` gives them."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def _norm(module: Any) -> Callable[[Tensor], Tensor]:
+    """The function of an RMS norm that multiplies by its weight."""
+    weight, eps = module.weight, module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    shape = tuple(weight.shape)
+    return lambda x: torch.rms_norm(x, shape, weight, eps)
+
+
+def _together(projections: Sequence[Any], rows: Rows) -> Packed:
+    weight = torch.cat([p.weight for p in projections])
+    biases = [p.bias for p in projections]
+    if any(b is not None for b in biases):
+        biases = [p.weight.new_zeros(p.weight.shape[0]) if p.bias is None else p.bias for p in projections]
+        return Packed(weight, torch.cat(biases), rows)
+    return Packed(weight, None, rows)
+
+
+LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+ATTENTION = ({"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"})
+GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether a module has the parts of a layer that :class:`FusedLayer` may replace; comparing comes after."""
+    parts = dict(layer.named_children())
+    if parts.keys() != LAYER:
+        return False
+    attention, mlp = (dict(parts[name].named_children()) for name in ("self_attn", "mlp"))
+    linears = [part for name, part in (*attention.items(), *mlp.items()) if name.endswith("_proj")]
+    return (
+        attention.keys() in ATTENTION
+        and mlp.keys() == GATED
+        and all(type(linear) is nn.Linear for linear in linears)
+        and all(hasattr(layer.self_attn, name) for name in ("head_dim", "layer_idx"))
+    )
+
+
+def packable(module: PreTrainedModel) -> bool:
+    """Whether oneDNN can pack this model's linear layers: on a CPU, in bfloat16 or float32."""
+    return module.device.type == "cpu" and module.dtype in CLOSE and torch._C._has_mkldnn
+
+
+def quicken(module: PreTrainedModel, rules: Sequence[Rule], calls: Mapping[nn.Module, Mapping[str, Any]]) -> Cuts:
+    """Pack the linear layers of a model on a CPU, and fuse the decoder layers that allow it.
+
+    Args:
+        module: the model; its submodules are replaced, its parameters are not touched.
+        rules: how each layer's attention scores.
+        calls: the keyword arguments that each module got in a trial pass.
+
+    Returns:
+        The cuts that the packed layers follow; to be set before each pass.
+    """
+    cuts, angles = Cuts(Rows(), Rows()), Angles()
+    head = module.get_output_embeddings()
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if _is_plain(child) and child in calls:
+                fused = FusedLayer(child, rules[child.self_attn.layer_idx], cuts.body, angles)
+                if _agree(child, fused, calls[child]):
+                    setattr(parent, name, fused)
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, PackedLinear(child, cuts.head if child is head else cuts.body))
+    return cuts
+
+
+def _agree(layer: Any, fused: FusedLayer, call: Mapping[str, Any]) -> bool:
+    """Whether both add the same to a small random input, to rounding."""
+    angles, weight = call.get("position_embeddings"), layer.input_layernorm.weight
+    if not isinstance(angles, tuple) or angles[0].shape[-1] != fused.dim:
+        return False
+    x = torch.randn(1, angles[0].shape[1], len(weight), generator=torch.Generator().manual_seed(0)).to(weight) * 0.1
+    old, new = (run(x, **call) for run in (layer, fused))
+    if not isinstance(old, Tensor):
+        return False
+    added, error = (old - x).float().norm(), (new - old).float().norm()
+    return bool(error <= CLOSE.get(x.dtype, 0.0) * added)
