@@ -57,10 +57,12 @@ def measure(coupling: Coupling, p: Tensor, q: Tensor, n: int, repeats: int) -> s
     if plan.expected is not None:
         accepted, how = float(plan.expected[0]), " "
     else:
-        laws_given = [plan.conditional_law(x, alive)[0, x[0].unique()].sum() for x in drafts]
-        accepted, how = float(torch.stack(laws_given).mean()), "~"
+        drafted = [torch.zeros_like(p).scatter(-1, x, 1.0) for x in drafts]
+        chance = [plan.conditional_law(x, alive) * on for x, on in zip(drafts, drafted, strict=True)]
+        accepted, how = float(torch.cat(chance).sum(-1).mean()), "~"
     gap = f"gap {float(plan.gap[0]):8.1e}" if isinstance(plan, GlobalResolutionPlan) else ""
-    return f"  {coupling.name:30s} prepare {prepare:7.1f} ms  resolve {resolve:6.1f} ms  accepts {how}{accepted:.4f}  {gap}"
+    times = f"prepare {prepare:7.1f} ms  resolve {resolve:6.1f} ms"
+    return f"  {coupling.name:30s} {times}  accepts {how}{accepted:.4f}  {gap}"
 
 
 def main() -> None:

@@ -6,8 +6,10 @@ from typing import Any, overload
 
 from tqdm.auto import tqdm
 
-from smcdecode.declare.method import SMC, Autoregressive, Method
+from smcdecode.declare.method import SMC, Autoregressive
+from smcdecode.declare.proposal import Draft
 from smcdecode.declare.target import Algebra, Target
+from smcdecode.declare.verification import Method
 from smcdecode.engine.memory import bytes_of
 from smcdecode.engine.prompts import PromptLike, is_one, read_prompt
 from smcdecode.engine.request import Request, seeds
@@ -87,7 +89,7 @@ def sample(
     seed = secrets.randbits(63) if seed is None else seed
     requests = [Request(i, p, s, max_tokens) for i, (p, s) in enumerate(zip(read, seeds(seed, read), strict=True))]
     stats = Stats()
-    scheduler = Scheduler(goal, smc, requests, memory=bytes_of(memory), page_size=page_size, stats=stats)
+    scheduler = Scheduler(goal, method, requests, memory=bytes_of(memory), page_size=page_size, stats=stats)
     with _bar(requests, progress) as bar:
         outcomes = {outcome.request.index: outcome for outcome in _watched(scheduler, bar)}
     posteriors = [Posterior.of(outcomes[i], goal, method, stats, seed) for i in range(len(requests))]
@@ -141,7 +143,7 @@ def _check_numbers(max_tokens: int, page_size: int, seed: int | None) -> None:
 
 
 def _check_context(prompt: Prompt, target: Target, method: SMC, max_tokens: int) -> None:
-    models = [target.model, *([method.proposal.model] if hasattr(method.proposal, "model") else [])]
+    models = [target.model, *([method.proposal.model] if isinstance(method.proposal, Draft) else [])]
     for model in models:
         total = len(prompt.tokens) + max_tokens
         if model.context is not None and total > model.context:

@@ -1,5 +1,6 @@
 """Hard constraints on token ids for tests: one that knows its mask exactly, and one that only sees what went wrong."""
 
+import itertools
 import math
 
 import torch
@@ -25,7 +26,7 @@ class NoStutter(BasePotential):
         return [0.0 if self.good(ids, done) else -math.inf for ids, done in zip(states, complete, strict=True)]
 
     def good(self, ids, done):
-        return not (done and len(ids) < self.least) and all(a != b for a, b in zip(ids, ids[1:], strict=False))
+        return not (done and len(ids) < self.least) and all(a != b for a, b in itertools.pairwise(ids))
 
     def mask(self, states):
         self.given += 1
@@ -36,13 +37,13 @@ class NoStutter(BasePotential):
 
 
 class DeadEnds(BasePotential):
-    """No 1 right behind a 0, and a 2 somewhere by the end; no mask, and no foresight: most particles run into the end."""
+    """No 1 right behind a 0, and a 2 somewhere by the end; no mask and no foresight, so many particles die late."""
 
     def log_psi(self, states, complete):
         return [0.0 if self.good(ids, done) else -math.inf for ids, done in zip(states, complete, strict=True)]
 
     def good(self, ids, done):
-        return not (done and 2 not in ids) and (0, 1) not in zip(ids, ids[1:], strict=False)
+        return not (done and 2 not in ids) and (0, 1) not in itertools.pairwise(ids)
 
 
 def log_psi(constraint):

@@ -67,7 +67,9 @@ def output_law(coupling, p: torch.Tensor, q: torch.Tensor, n: int) -> tuple[torc
 def tiled(plan, rows: int):
     """A plan for one position as a plan for many positions alike."""
     many = copy.copy(plan)
-    many.__dict__ = {k: v.expand(rows, *v.shape[1:]) if isinstance(v, torch.Tensor) else v for k, v in vars(plan).items()}
+    many.__dict__ = {
+        k: v.expand(rows, *v.shape[1:]) if isinstance(v, torch.Tensor) else v for k, v in vars(plan).items()
+    }
     return many
 
 

@@ -32,7 +32,7 @@ class TableLM(Algebra):
 
     def plan(self, batch, store):
         assert int(batch.q_len.sum()) > 0
-        return None
+        return
 
     def __call__(self, tokens, positions, view, rows):
         return self.logits[tokens[rows]]

@@ -6,6 +6,7 @@ from coupling_cases import NAMED, output_law, pair, random_pairs, tiled
 from stats import assert_frequencies
 
 from smcdecode.errors import InvalidOption
+from smcdecode.infer.coupling.catalogue import COUPLINGS, Preference
 from smcdecode.infer.coupling.drafting import TOP_PLUS_ONE, WITHOUT_REPLACEMENT
 from smcdecode.infer.coupling.global_resolution import GlobalResolution
 from smcdecode.infer.coupling.greedy import Greedy
@@ -108,3 +109,26 @@ def test_greedy_acceptance_is_that_of_its_formula(kind):
     rest[top] = 0.0
     rest = rest / rest.sum() if rest.sum() > 0 else (torch.arange(len(q)) != top).double() / (len(q) - 1)
     assert float(hit) == pytest.approx(float(p[top] + torch.minimum(p, rest).sum()), abs=1e-12)
+
+
+def test_every_exact_coupling_is_in_the_catalogue():
+    assert sorted(COUPLINGS) == sorted(coupling.name for coupling in EXACT)
+
+
+def test_the_preference_follows_the_laws_of_each_request():
+    """Peaked laws with a likeliest token in common are greedy drafts' own; flat ones are not; the past is forgotten."""
+    flat_p, flat_q = (
+        torch.softmax(torch.tensor(x).double(), -1) for x in ([0.0, 0.5, 1.0, 0.2] * 8, [1.0, 0.0, 0.3, 0.8] * 8)
+    )
+    peaked_p = torch.full((32,), 0.1 / 30, dtype=torch.float64)
+    peaked_p[:2] = torch.tensor([0.5, 0.4])
+    peaked_q = torch.full((32,), 0.1 / 31, dtype=torch.float64)
+    peaked_q[0] = 0.9
+    seen = Preference.start(2).observe(
+        torch.tensor([0, 1]), torch.stack([flat_p, peaked_p]), torch.stack([flat_q, peaked_q]), 3
+    )
+    assert [Preference.CHOICES[i] for i in seen.choice] == ["global resolution", "greedy"]
+    for _ in range(20):
+        seen = seen.observe(torch.tensor([0]), peaked_p[None], peaked_q[None], 3)
+    assert [Preference.CHOICES[i] for i in seen.choice] == ["greedy", "greedy"]
+    assert Preference.start(1).choice.tolist() == [0]

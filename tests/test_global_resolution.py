@@ -27,7 +27,9 @@ each_shape = pytest.mark.parametrize(("V", "n"), SHAPES)
 def test_acceptance_is_the_linear_programs_optimum(V, n):
     """1040 instances in all; the plan's own account of acceptance, optimum and gap agrees with enumeration."""
     p, q = random_pairs(V, 130, seed=40 + n)
-    program = torch.tensor([linear_program_optimum(p[b], set_law(INDEPENDENT, q[b], n)) for b in range(len(p))]).double()
+    program = torch.tensor(
+        [linear_program_optimum(p[b], set_law(INDEPENDENT, q[b], n)) for b in range(len(p))]
+    ).double()
     plan = GlobalResolution().prepare(p, q, n)
     law, hit, chosen_mass = output_law(GlobalResolution(), p, q, n)
     assert (law - p).abs().max() < 1e-9
@@ -98,6 +100,19 @@ def test_a_large_vocabulary_comes_close_to_the_optimum(noise, temperature):
         best = optimal_acceptance(p, q, n)
         assert (plan.gap >= best - plan.expected - 1e-12).all()
         assert (plan.gap < 2e-3).all()
+
+
+def test_a_truncated_draft_in_a_large_vocabulary():
+    """What the draft never proposes stays out of reach, and the plan's optimum knows it."""
+    generator = torch.Generator().manual_seed(1)
+    p, q = (torch.randn(1, 5000, dtype=torch.float64, generator=generator).mul(3).softmax(-1) for _ in range(2))
+    p = 0.8 * q + 0.2 * p
+    q = q.masked_fill(q < q.topk(20).values[:, -1:], 0.0)
+    q = q / q.sum(-1, keepdim=True)
+    plan = GlobalResolution().prepare(p, q, 3)
+    assert float(plan.optimum) == pytest.approx(float(optimal_acceptance(p, q, 3)), abs=1e-3)
+    assert float(plan.optimum) < float(p[q > 0].sum()) + 1e-12
+    assert float(plan.gap) < 2e-3
 
 
 @each_shape

@@ -19,7 +19,7 @@ some_slots = st.sets(st.integers(0, SLOTS - 1), min_size=1)
 
 
 class Pages(RuleBasedStateMachine):
-    """``wrote[s][c]`` is what slot s has in column c; ``memory[page]`` what the pages hold, written through the table."""
+    """``wrote[s][c]`` is what slot s has in column c; ``memory[page]`` what a page holds."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ class Pages(RuleBasedStateMachine):
         except OutOfPages:
             assert torch.equal(self.table.rows, before)
             return
-        shared = sum(int((before == self.page_before(before, s, c)).sum()) > 1 for s, c in zip(slots, chosen_columns))
+        shared = sum(int((before == before[s, c]).sum()) > 1 for s, c in zip(slots, chosen_columns, strict=True))
         assert len(source) <= shared
         for old, new in zip(source.tolist(), copies.tolist(), strict=True):
             self.memory[new] = self.memory[old]
@@ -72,10 +72,6 @@ class Pages(RuleBasedStateMachine):
         assert len(set(pages)) == len(pages)
         for slot, column in zip(slots, chosen_columns, strict=True):
             self.write(slot, column)
-
-    @staticmethod
-    def page_before(rows, slot, column):
-        return int(rows[slot, column])
 
     @rule(ancestors=each_slot, keep=each_length)
     def select(self, ancestors, keep):

@@ -1,4 +1,4 @@
-"""Independent Metropolis–Hastings over runs: the right law if E[Ẑ] = Z, the wrong one if not, and how far it has got."""
+"""Metropolis–Hastings over runs: the right law if E[Ẑ] = Z, the wrong one if not, and how far it has got."""
 
 import math
 

@@ -113,7 +113,9 @@ def test_a_path_down_the_tree_has_the_joint_law_of_the_target(coupling, count):
     first = coupling.drafting.draw(model.q[:1].expand(count, -1), _uniforms(generator, count, n))
     second = torch.stack([model.draw(model.q, first[:, i], generator) for i in range(n)], 1)
     drafts = torch.stack([first, second], -1)
-    path = descend(coupling, RowLaws(*model.rows(drafts)), drafts, torch.full((count,), K), _uniforms(generator, count, K + 1, 2))
+    path = descend(
+        coupling, RowLaws(*model.rows(drafts)), drafts, torch.full((count,), K), _uniforms(generator, count, K + 1, 2)
+    )
     follows = drafts[torch.arange(count), path.chain]
     within = torch.arange(K) < path.accepted[:, None]
     assert (follows == path.tokens[:, :K])[within].all()

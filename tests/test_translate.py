@@ -71,7 +71,7 @@ GRAMMARS = {
         ?power: atom ["**" power]
         ?atom: NAME | NUMBER | STRING | "(" test ")" | "[" [test ("," test)*] "]" | atom "." NAME
              | atom "(" [test ("," test)*] ")" | "None" | "True" | "False"
-        NAME: /[^\W\d]\w*/
+        NAME: /[a-z_é][a-z0-9_é]*/
         NUMBER: /0x[0-9a-f]+|[0-9]+/i
         STRING: /"(\\.|[^"\\\n])*"|'(\\.|[^'\\\n])*'/
         %ignore /[ \t]+/
@@ -160,7 +160,7 @@ GRAMMARS = {
     "lists of lists": r"""
         start: list
         list: "(" (list | ATOM)* ")"
-        ATOM: /[^\s()"]+/ | /"(\\"|[^"])*"/
+        ATOM: /[^\s()"]+/ | /"(\\.|[^"\\])*"/
         %ignore /\s+/
     """,
     "strings": r"""
@@ -265,7 +265,7 @@ def walk(psi: Grammar, rng: random.Random, steps: int) -> str | None:
         if not allowed:
             return out.decode() if row[EOS] else None
         likely = [i for i in allowed if TOKENS[i].isascii() and TOKENS[i] not in b"([{"]
-        token = rng.choice(likely or allowed)
+        token = rng.choice(likely if likely and rng.random() < 0.7 else allowed)
         state, out = psi.advance(state, (token,)), out + TOKENS[token]
     return None
 

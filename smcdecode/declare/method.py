@@ -8,7 +8,7 @@ from smcdecode.errors import InvalidOption, SupportError, UnsupportedTarget
 from smcdecode.infer.resampling import SCHEMES
 from smcdecode.potentials.vocabulary import check_same
 
-__all__ = ["SMC", "Autoregressive", "Method"]
+__all__ = ["SMC", "Autoregressive"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +104,3 @@ class Autoregressive:
     def as_smc(self) -> SMC:
         """The same law as a particle system whose weights never move."""
         return SMC(Local(), self.samples, threshold=0.0)
-
-
-Method = SMC | Autoregressive

@@ -8,8 +8,8 @@ A row's result does not depend on which other rows share the pass: whatever deci
 (lengths, paddings, the split of a call) follows from the row's own group.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import NamedTuple, Protocol
@@ -23,7 +23,8 @@ from smcdecode.engine.cache import KVStore
 __all__ = ["Batch", "Rule", "TorchView", "View", "causal", "plan"]
 
 LENGTH_STEP = 32  # own lengths are padded to a multiple, so that a kernel's vector tails do not depend on the padding
-FOLD_BYTES = 1 << 18  # a lone row's prompt of at most so many bytes a layer is gathered with its own pages
+COPY_BYTES = 1 << 18  # a prompt of at most so many bytes a layer may be gathered together with its rows' own pages
+WASTED_SCORES = 6000  # and queries · own keys of its group may be at most this
 LONG_QUERY = 32  # new rows from this length on are attended one by one, without padding
 
 
@@ -99,22 +100,24 @@ class TorchView:
 
     def __init__(self, batch: Batch, store: KVStore) -> None:
         self.store = store
-        device, size = store.layout.device, store.page_size
-        rows = _rows(batch)
-        table = _slots(batch.own_pages, size)  # (B, M · page_size)
-        row = torch.arange(len(rows)).repeat_interleave(batch.q_len)  # (T,)
-        self.total, self.groups = len(row), batch.group[row]
-        within = torch.arange(self.total) - torch.tensor([r.token for r in rows])[row]
-        at = (batch.own_len - batch.q_len)[row] + within  # (T,) index into the suffix
-        positions = torch.tensor([r.prefix_len for r in rows])[row] + at
-        prompts = [_slots(p, size)[:n] for p, n in zip(batch.prefix_pages, batch.prefix_len, strict=True)]
-        folded = {r.row for r in rows if _folds(r, store)}
-        self.new = table[row, at].to(device)
-        self.fresh = [r for r in rows if r.fresh]
-        self.shared = [_Shared(*part, device) for part in _prompts(rows, folded, prompts, positions)]
-        keyed = [(r, (prompts[r.group] if r.row in folded else None)) for r in rows if not r.fresh]
-        self.own = [_own(piece, table, positions, device) for piece in _pieces(keyed, store.layout.dtype)]
-        self.whole = len(self.own) == 1 and self.own[0].covers(self.total)
+        rows = _rows(batch, store.page_size)
+        self.groups = batch.group.repeat_interleave(batch.q_len)  # (T,)
+        device = store.layout.device
+        self.new = torch.cat([row.slots[row.own_len - row.q_len :] for row in rows]).to(device)
+        prompts = [_slots(p, store.page_size)[:n] for p, n in zip(batch.prefix_pages, batch.prefix_len, strict=True)]
+        self.fresh = [row for row in rows if row.fresh]
+        self.shared: list[_Shared] = []
+        tables: list[_Table] = []
+        for group, of_group in groupby(rows, key=lambda row: row.group):
+            members, prompt = list(of_group), prompts[group]
+            if _fits_one_table(members, prompt, store):
+                tables.append(_table(members, prompt))
+                continue
+            tables += [_table([row], prompt[:0]) for row in members if not row.fresh]
+            if len(prompt):
+                self.shared.append(_Shared(members, prompt, device))
+        self.pools = [_Pool(pool, device) for pool in _alike(tables, store.layout.dtype)]
+        self.whole = len(self.pools) == 1 and self.pools[0].covers(len(self.groups))
 
     def attend(
         self,
@@ -130,75 +133,212 @@ class TorchView:
         """See :class:`View`."""
         self.store.write(layer, self.new, key, value)
         rule = Rule(scaling, window, softcap)
-        query = torch.unflatten(query, 1, (key.shape[1], -1))  # (T, Hk, fold, D): the heads that share a key head
-        out, lse = self._own_part(layer, query, key, value, rule)  # (T, Hk, fold, Dv), (T, Hk, fold)
+        out, lse = self._own(layer, query, key, value, rule)  # (T, heads, value_dim), (T, heads)
         for shared in self.shared:
-            self._add_prompt(shared, layer, query, out, lse, rule)
-        return out.flatten(1, 2)
+            out = shared.merge(self.store, layer, query, out, lse, rule)
+        return out
 
-    def _own_part(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-        keys, values = self.store.slot_keys[layer], self.store.slot_values[layer]
+    def _own(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of all queries over everything but the prompts that are read apart."""
         if self.whole:
-            return self.own[0].attend(query, keys, values, rule)
-        out = query.new_empty(*query.shape[:-1], value.shape[-1])
-        lse = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        for piece in self.own:
-            part, part_lse = piece.attend(query, keys, values, rule)
-            out.index_copy_(0, piece.tokens, part)  # a padding query repeats its row's last one, and its result
-            lse.index_copy_(0, piece.tokens, part_lse)
+            return self.pools[0].attend(self.store, layer, query, rule)
+        out = query.new_empty(*query.shape[:2], value.shape[-1])
+        lse = query.new_empty(query.shape[:2], dtype=torch.float32)
+        for pool in self.pools:
+            part, part_lse = pool.attend(self.store, layer, query.index_select(0, pool.tokens), rule)
+            out.index_copy_(0, pool.tokens, part)  # a padding query repeats its table's last one, and its result
+            lse.index_copy_(0, pool.tokens, part_lse)
         for row in self.fresh:
             new = slice(row.token, row.token + row.q_len)
             out[new], lse[new] = causal(query[new], key[new], value[new], rule)
         return out, lse
 
-    def _add_prompt(self, shared: "_Shared", layer: int, query: Tensor, out: Tensor, lse: Tensor, rule: Rule) -> None:
-        """Merge the prompt's part into out and lse, in place."""
-        new = slice(shared.start, shared.stop)
-        part = shared.attend(query[new], self.store.slot_keys[layer], self.store.slot_values[layer], rule)
-        if part is not None:
-            weight = torch.sigmoid(part[1] - lse[new])  # of the prompt's part in the softmax over both
-            out[new] = torch.lerp(out[new], part[0], weight[..., None].to(out.dtype))
+
+class _Row(NamedTuple):
+    """One row of a batch in plain numbers."""
+
+    row: int
+    group: int
+    token: int  # packed index of its first new token
+    q_len: int
+    own_len: int
+    prefix_len: int
+    slots: Tensor  # (own_len,) of its suffix
+
+    @property
+    def fresh(self) -> bool:
+        """Whether its suffix holds new tokens only, and enough of them to be attended without padding."""
+        return self.q_len == self.own_len and self.q_len >= LONG_QUERY
+
+    @property
+    def positions(self) -> Tensor:
+        """(own_len,) absolute positions of its suffix."""
+        return torch.arange(self.prefix_len, self.prefix_len + self.own_len)
+
+
+def _rows(batch: Batch, page_size: int) -> list[_Row]:
+    q_len, own_len, group = batch.q_len.tolist(), batch.own_len.tolist(), batch.group.tolist()
+    starts, slots = [0, *accumulate(q_len)], _slots(batch.own_pages, page_size)
+    return [
+        _Row(i, g, starts[i], q_len[i], own_len[i], batch.prefix_len[g], slots[i, : own_len[i]])
+        for i, g in enumerate(group)
+    ]
+
+
+def _slots(pages: Tensor, page_size: int) -> Tensor:
+    """The slots of pages (…, n), in order: (…, n · page_size) int64."""
+    return (pages[..., None] * page_size + torch.arange(page_size)).flatten(-2)
+
+
+class _Table(NamedTuple):
+    """Queries and keys of one attention call's batch entry; who sees what follows from owners and positions."""
+
+    tokens: Tensor  # (Q,) packed indices of the queries
+    query_owner: Tensor  # (Q,) row of each query
+    query_position: Tensor  # (Q,) absolute
+    slots: Tensor  # (L,) of the keys
+    key_owner: Tensor  # (L,) row whose queries see the key; ANYONE for a prompt
+    key_position: Tensor  # (L,) absolute
+
+
+ANYONE, NO_ONE = -1, -2
+
+
+def _fits_one_table(rows: Sequence[_Row], prompt: Tensor, store: KVStore) -> bool:
+    """Whether a group is attended by one entry that holds its prompt and all its rows' keys.
+
+    That saves a call and a merge, at the price of copying the prompt and of scores that the mask throws away.
+    """
+    widest = max(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in store.layout.layers)
+    queries, own = sum(row.q_len for row in rows), sum(row.own_len for row in rows)
+    wasted = 0 if len(rows) == 1 else queries * own
+    small = len(prompt) * widest * store.layout.dtype.itemsize <= COPY_BYTES and wasted <= WASTED_SCORES
+    return small and not any(row.fresh for row in rows)
+
+
+def _table(rows: Sequence[_Row], prompt: Tensor) -> _Table:
+    owners = torch.tensor([row.row for row in rows])
+    own_len, q_len = (torch.tensor([getattr(row, name) for row in rows]) for name in ("own_len", "q_len"))
+    return _Table(
+        tokens=torch.arange(rows[0].token, rows[-1].token + rows[-1].q_len),
+        query_owner=owners.repeat_interleave(q_len),
+        query_position=torch.cat([row.positions[row.own_len - row.q_len :] for row in rows]),
+        slots=torch.cat([prompt, *(row.slots for row in rows)]),
+        key_owner=torch.cat([torch.full((len(prompt),), ANYONE), owners.repeat_interleave(own_len)]),
+        key_position=torch.cat([torch.arange(len(prompt)), *(row.positions for row in rows)]),
+    )
+
+
+def _alike(tables: Sequence[_Table], dtype: torch.dtype) -> list[list[_Table]]:
+    """Tables to be attended by one call.
+
+    In bfloat16 the CPU kernel gives a query the same bits under any padding of keys by LENGTH_STEP, so tables of like
+    size go together; in other types only tables of one padded shape do, so that the padding is a table's own affair.
+    """
+    pools: dict[tuple[int, int], list[_Table]] = defaultdict(list)
+    for table in tables:
+        length, queries = _padded(len(table.slots)), len(table.tokens)
+        like = (max(length, 256).bit_length(), max(queries, 8).bit_length())
+        pools[like if dtype == torch.bfloat16 else (length, queries)].append(table)
+    return list(pools.values())
+
+
+def _padded(length: int) -> int:
+    return -(-length // LENGTH_STEP) * LENGTH_STEP
+
+
+class _Pool:
+    """Tables attended by one call, padded to one shape: E entries of Q queries and L keys."""
+
+    def __init__(self, tables: Sequence[_Table], device: torch.device) -> None:
+        self.entries, self.width = len(tables), max(len(t.tokens) for t in tables)
+        self.length = _padded(max(len(t.slots) for t in tables))
+        self.tokens = self._queries([t.tokens for t in tables]).flatten().to(device)
+        self.slots = self._keys([t.slots for t in tables], 0).flatten().to(device)
+        query_owner, query_at = (self._queries([t[i] for t in tables])[:, :, None] for i in (1, 2))
+        key_owner = self._keys([t.key_owner for t in tables], NO_ONE)[:, None]
+        key_at = self._keys([t.key_position for t in tables], 0)[:, None]
+        foreign = (key_owner != query_owner) & (key_owner != ANYONE)
+        self._hidden = (foreign | (key_at > query_at)).to(device)  # (E, Q, L)
+        self._distance = (query_at - key_at).to(device)
+        self._in_order = torch.equal(self.tokens, torch.arange(len(self.tokens), device=device))
+        self._masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = {}
+
+    def _queries(self, parts: Sequence[Tensor]) -> Tensor:
+        """(E, Q), each part padded by repeating its last number."""
+        return torch.stack([torch.cat([p, p[-1:].expand(self.width - len(p))]) for p in parts])
+
+    def _keys(self, parts: Sequence[Tensor], padding: int) -> Tensor:
+        """(E, L), each part padded by ``padding``."""
+        return torch.stack([functional.pad(p, (0, self.length - len(p)), value=padding) for p in parts])
+
+    def covers(self, total: int) -> bool:
+        """Whether the queries are all ``total`` packed tokens, in order."""
+        return self._in_order and len(self.tokens) == total
+
+    def attend(self, store: KVStore, layer: int, query: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+        """Output (E · Q, heads, value_dim) and log-sum-exp (E · Q, heads) of queries (E · Q, heads, key_dim)."""
+        key, value = store.split(layer, store.read(layer, self.slots))
+        heads, fold = key.shape[1], query.shape[1] // key.shape[1]  # ``fold`` query heads share a key head
+        folded = query.view(self.entries, self.width, heads, fold, -1).transpose(1, 2)
+        out, lse = _attention(
+            folded.reshape(self.entries, heads, self.width * fold, -1),
+            key.view(self.entries, self.length, heads, -1).transpose(1, 2),
+            value.view(self.entries, self.length, heads, -1).transpose(1, 2),
+            self._mask(rule.window, fold, query.dtype),
+            rule,
+        )
+        out = out.view(self.entries, heads, self.width, fold, -1).transpose(1, 2)
+        lse = lse.view(self.entries, heads, self.width, fold).transpose(1, 2)
+        return out.reshape(len(query), heads * fold, -1), lse.reshape(len(query), heads * fold)
+
+    def _mask(self, window: int | None, fold: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask (E, 1, Q · fold or 1, L); None where every query sees every key."""
+        key = (window, fold if self.width > 1 else 1, dtype)
+        if key not in self._masks:
+            hidden = self._hidden if window is None else self._hidden | (self._distance >= window)
+            self._masks[key] = _additive(hidden.repeat_interleave(key[1], 1), dtype)[:, None] if hidden.any() else None
+        return self._masks[key]
 
 
 class _Shared:
-    """A prompt read once for all queries of its group.
+    """A prompt read once for all queries of its group, apart from the rows' own keys."""
 
-    Args:
-        start, stop: packed indices of the queries.
-        slots: (n,) int64 slots of the prompt.
-        positions: (stop − start,) int64 absolute positions of the queries.
-        device: of the store.
-    """
-
-    def __init__(self, start: int, stop: int, slots: Tensor, positions: Tensor, device: torch.device) -> None:
-        self.start, self.stop, self.length = start, stop, len(slots)
+    def __init__(self, rows: Sequence[_Row], prompt: Tensor, device: torch.device) -> None:
+        self.tokens = slice(rows[0].token, rows[-1].token + rows[-1].q_len)
+        self.length = len(prompt)
+        positions = torch.cat([row.positions[row.own_len - row.q_len :] for row in rows])
         self.lowest, self.highest = int(positions.min()), int(positions.max())
         self.positions = positions.to(device)
-        first = int(slots[0])
-        self.first = first if torch.equal(slots, torch.arange(first, first + len(slots))) else None
-        self.slots = slots.to(device)
+        first = int(prompt[0])
+        self.first = first if torch.equal(prompt, torch.arange(first, first + len(prompt))) else None
+        self.slots = prompt.to(device)
         self._masks: dict[tuple[int, int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> tuple[Tensor, Tensor] | None:
-        """Output (n, Hk, fold, Dv) and log-sum-exp (n, Hk, fold) over the prompt; None if no query sees any of it."""
+    def merge(self, store: KVStore, layer: int, query: Tensor, out: Tensor, lse: Tensor, rule: Rule) -> Tensor:
+        """``out`` (T, heads, value_dim) with the prompt's part merged into the group's queries."""
         begin = 0 if rule.window is None else max(self.lowest - rule.window + 1, 0)
         if begin >= self.length:
-            return None
-        n, fold = query.shape[0], query.shape[2]
+            return out  # no query sees any of it
+        part, part_lse = self._attend(store, layer, query[self.tokens], begin, rule)
+        weight = torch.sigmoid(part_lse - lse[self.tokens])[..., None].to(out.dtype)  # in the softmax over both
+        if len(part) == len(out):
+            return torch.lerp(out, part, weight)
+        out[self.tokens] = torch.lerp(out[self.tokens], part, weight)
+        return out
+
+    def _attend(self, store: KVStore, layer: int, query: Tensor, begin: int, rule: Rule) -> tuple[Tensor, Tensor]:
+        """Output (n, heads, value_dim) and log-sum-exp (n, heads) over prompt positions from ``begin`` on."""
+        slots = self.slots[begin:] if self.first is None else slice(self.first + begin, self.first + self.length)
+        key, value = store.split(layer, store.read(layer, slots))
+        n, heads, fold = len(query), key.shape[1], query.shape[1] // key.shape[1]
+        folded = query.view(n, heads, fold, -1).transpose(0, 1).reshape(1, heads, n * fold, -1)
         mask, blind = self._mask(rule.window, begin, fold, query.dtype)
-        folded = query.transpose(0, 1).flatten(1, 2)[None]  # (1, Hk, n · fold, D)
-        out, lse = _attention(folded, self._read(keys, begin), self._read(values, begin), mask, rule)
+        out, lse = _attention(folded, key.transpose(0, 1)[None], value.transpose(0, 1)[None], mask, rule)
         if blind is not None:
             lse = lse.masked_fill(blind, -torch.inf)
-        out, lse = (torch.unflatten(x[0], 1, (n, fold)).transpose(0, 1) for x in (out, lse))  # (n, Hk, fold, …)
-        return out, lse
-
-    def _read(self, stored: Tensor, begin: int) -> Tensor:
-        if self.first is None:
-            rows = stored.index_select(0, self.slots[begin:])
-        else:
-            rows = stored[self.first + begin : self.first + self.length]
-        return rows.transpose(0, 1)[None]  # (1, Hk, n, D)
+        out, lse = out.view(heads, n, fold, -1).transpose(0, 1), lse.view(heads, n, fold).transpose(0, 1)
+        return out.reshape(n, heads * fold, -1), lse.reshape(n, heads * fold)
 
     def _mask(
         self, window: int | None, begin: int, fold: int, dtype: torch.dtype
@@ -211,138 +351,6 @@ class _Shared:
             hidden = (at <= self.positions[:, None] - window).repeat_interleave(fold, 0)
             self._masks[window, fold, dtype] = _additive(hidden, dtype)[None, None], hidden.all(1)
         return self._masks[window, fold, dtype]
-
-
-class _Own:
-    """Rows attended together with what only they read, padded to one shape.
-
-    Args:
-        tokens: (B, Q) int64 packed indices of the queries; a row with fewer repeats its last one.
-        slots: (B, L) int64 slots of keys; a row with fewer is padded by the null page.
-        positions: (B, Q) int64 absolute positions of the queries.
-        first: (B,) int64 absolute position of each row's key 0.
-        device: of the store.
-    """
-
-    def __init__(self, tokens: Tensor, slots: Tensor, positions: Tensor, first: Tensor, device: torch.device) -> None:
-        self.shape, self.length = tokens.shape, slots.shape[1]
-        at = first[:, None] + torch.arange(self.length)  # (B, L)
-        self.at, self.positions = at[:, None].to(device), positions[:, :, None].to(device)
-        self.tokens, self.slots = tokens.flatten().to(device), slots.flatten().to(device)
-        self.in_order = torch.equal(self.tokens, torch.arange(len(self.tokens), device=device))
-        self._masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = {}
-
-    def covers(self, total: int) -> bool:
-        """Whether the queries are all ``total`` packed tokens, in order."""
-        return self.in_order and len(self.tokens) == total
-
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-        """Output (B · Q, Hk, fold, Dv) and log-sum-exp (B · Q, Hk, fold) over the rows' own keys."""
-        picked = query if self.covers(len(query)) else query.index_select(0, self.tokens)
-        rows = torch.unflatten(picked, 0, self.shape).transpose(1, 2).flatten(2, 3)  # (B, Hk, Q · fold, D)
-        mask = self._mask(rule.window, query.shape[2], query.dtype)
-        out, lse = _attention(rows, self._read(keys), self._read(values), mask, rule)
-        return self._packed(out), self._packed(lse)
-
-    def _packed(self, out: Tensor) -> Tensor:
-        """(B, Hk, Q · fold, …) → (B · Q, Hk, fold, …)."""
-        return torch.unflatten(out, 2, (self.shape[1], -1)).transpose(1, 2).flatten(0, 1)
-
-    def _read(self, stored: Tensor) -> Tensor:
-        return torch.unflatten(stored.index_select(0, self.slots), 0, (self.shape[0], self.length)).transpose(1, 2)
-
-    def _mask(self, window: int | None, fold: int, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask (B, 1, Q · fold or 1, L); None where every query sees every key."""
-        key = (window, fold if self.shape[1] > 1 else 1, dtype)
-        if key not in self._masks:
-            hidden = self.at > self.positions  # (B, Q, L)
-            if window is not None:
-                hidden |= self.at <= self.positions - window
-            self._masks[key] = _additive(hidden.repeat_interleave(key[1], 1), dtype)[:, None] if hidden.any() else None
-        return self._masks[key]
-
-
-class _Row(NamedTuple):
-    """One row of a batch in plain numbers."""
-
-    row: int
-    group: int
-    lone: bool  # no other row shares its prompt
-    token: int  # packed index of its first new token
-    q_len: int
-    own_len: int
-    prefix_len: int
-
-    @property
-    def fresh(self) -> bool:
-        """Whether its suffix holds new tokens only, and enough of them to be attended without padding."""
-        return self.q_len == self.own_len and self.q_len >= LONG_QUERY
-
-
-def _rows(batch: Batch) -> list[_Row]:
-    q_len, own_len, group = batch.q_len.tolist(), batch.own_len.tolist(), batch.group.tolist()
-    starts, count = [0, *accumulate(q_len)], Counter(group)
-    return [
-        _Row(i, g, count[g] == 1, starts[i], q_len[i], own_len[i], batch.prefix_len[g]) for i, g in enumerate(group)
-    ]
-
-
-def _slots(pages: Tensor, page_size: int) -> Tensor:
-    """The slots of pages (…, n), in order: (…, n · page_size) int64."""
-    return (pages[..., None] * page_size + torch.arange(page_size)).flatten(-2)
-
-
-def _folds(row: _Row, store: KVStore) -> bool:
-    """Whether a row's prompt is gathered with its own pages: one call instead of two, at the price of a copy."""
-    widest = max(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in store.layout.layers)
-    small = row.prefix_len * widest * store.layout.dtype.itemsize <= FOLD_BYTES
-    return row.lone and row.prefix_len > 0 and small and not row.fresh
-
-
-def _prompts(
-    rows: Sequence[_Row], folded: set[int], prompts: Sequence[Tensor], positions: Tensor
-) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """First and last packed index, slots and query positions of each prompt that is read apart."""
-    for group, of_group in groupby(rows, key=lambda r: r.group):
-        members = list(of_group)
-        if len(prompts[group]) and members[0].row not in folded:
-            start, stop = members[0].token, members[-1].token + members[-1].q_len
-            yield start, stop, prompts[group], positions[start:stop]
-
-
-_Keyed = tuple[_Row, Tensor | None]  # a row, and the slots of its prompt if they are gathered with its own
-
-
-def _pieces(rows: Sequence[_Keyed], dtype: torch.dtype) -> list[list[_Keyed]]:
-    """Rows to be attended together.
-
-    In bfloat16 the CPU kernel gives a row the same bits under any padding by LENGTH_STEP, so rows of like length go
-    together; in other types only rows of one padded shape do, so that the padding is a row's own affair.
-    """
-    pieces: dict[tuple[int, ...], list[_Keyed]] = defaultdict(list)
-    for row, prompt in rows:
-        length = _padded(row.own_len + (0 if prompt is None else len(prompt)))
-        shape = (max(length, 256).bit_length(),) if dtype == torch.bfloat16 else (length, row.q_len)
-        pieces[shape].append((row, prompt))
-    return list(pieces.values())
-
-
-def _padded(length: int) -> int:
-    return -(-length // LENGTH_STEP) * LENGTH_STEP
-
-
-def _own(piece: Sequence[_Keyed], table: Tensor, positions: Tensor, device: torch.device) -> _Own:
-    index = torch.tensor([row.row for row, _ in piece])
-    q_len = torch.tensor([row.q_len for row, _ in piece])
-    start = torch.tensor([row.token for row, _ in piece])
-    first = torch.tensor([0 if prompt is not None else row.prefix_len for row, prompt in piece])
-    tokens = start[:, None] + torch.minimum(torch.arange(int(q_len.max())), q_len[:, None] - 1)  # (B, Q)
-    length = _padded(max(row.own_len + (0 if prompt is None else len(prompt)) for row, prompt in piece))
-    slots = functional.pad(table[index], (0, length))[:, :length].contiguous()
-    for i, (row, prompt) in enumerate(piece):
-        if prompt is not None:
-            slots[i] = torch.cat([prompt, functional.pad(table[row.row], (0, length))])[:length]
-    return _Own(tokens, slots, positions[tokens], first, device)
 
 
 def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
@@ -371,11 +379,11 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: Rule)
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """Causal attention of one row's new tokens among themselves: (T, Hk, fold, Dv) and log-sum-exp (T, Hk, fold).
+    """Causal attention of one row's T new tokens among themselves: (T, heads, value_dim) and log-sum-exp (T, heads).
 
     Queries go in blocks, each against the keys it can see, so that the masks stay small for prompts of any length.
     """
-    total, _, fold, _ = query.shape
+    total, fold = len(query), query.shape[1] // key.shape[1]
     step = 512 if rule.window is None else min(512, max(rule.window, LENGTH_STEP))
     parts = []
     for start in range(0, total, step):
@@ -385,9 +393,8 @@ def causal(query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> tuple[Tenso
         hidden = seen > at
         if rule.window is not None:
             hidden |= seen <= at - rule.window
-        q = query[start:stop].permute(1, 2, 0, 3).flatten(0, 1)[None]  # (1, H, n, D)
+        q = query[start:stop].transpose(0, 1)[None]  # (1, heads, n, D)
         k, v = (x[low:stop].transpose(0, 1).repeat_interleave(fold, 0)[None] for x in (key, value))
-        out, lse = _attention(q, k, v, _additive(hidden, query.dtype), rule)
-        parts.append((out[0].transpose(0, 1), lse[0].transpose(0, 1)))
-    out, lse = (torch.unflatten(torch.cat(part), 1, query.shape[1:3]) for part in zip(*parts, strict=True))
+        parts.append(_attention(q, k, v, _additive(hidden, query.dtype), rule))
+    out, lse = (torch.cat(part, 2)[0].transpose(0, 1) for part in zip(*parts, strict=True))
     return out, lse

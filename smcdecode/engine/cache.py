@@ -1,6 +1,6 @@
 """The keys and values of one model, in pages. Knows page numbers and tensors; not who owns a page, nor why."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -39,34 +39,55 @@ def bytes_per_page(layout: Layout, page_size: int) -> int:
 
 
 class KVStore:
-    """Keys and values of one model: per layer ``(pages, page_size, kv_heads, dim)``.
+    """Keys and values of one model in pages; a token's keys and values of a layer lie side by side.
 
     Page 0 is the null page that pads tables; it is read, behind a mask, so it always holds finite numbers.
 
     Attributes:
-        keys, values: one tensor a layer.
-        slot_keys, slot_values: the same memory as ``(slots, kv_heads, dim)``, where slot = page · page_size + offset.
+        keys: one ``(pages, page_size, kv_heads, key_dim)`` view a layer.
+        values: one ``(pages, page_size, kv_heads, value_dim)`` view a layer.
         bytes_moved: bytes that ``copy_pages`` has copied so far.
     """
 
     def __init__(self, layout: Layout, pages: int, page_size: int) -> None:
         self.layout, self.pages, self.page_size = layout, pages, page_size
-        self.keys = [self._zeros(layer.kv_heads, layer.key_dim) for layer in layout.layers]
-        self.values = [self._zeros(layer.kv_heads, layer.value_dim) for layer in layout.layers]
-        self.slot_keys = [keys.flatten(0, 1) for keys in self.keys]
-        self.slot_values = [values.flatten(0, 1) for values in self.values]
         self.bytes_moved = 0
+        widths = [layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layout.layers]
+        self._rows = [  # a row per slot, where slot = page · page_size + offset
+            torch.zeros(pages * page_size, width, dtype=layout.dtype, device=layout.device) for width in widths
+        ]
+        parts = [self.split(layer, rows) for layer, rows in enumerate(self._rows)]
+        self.keys = [torch.unflatten(key, 0, (pages, page_size)) for key, _ in parts]
+        self.values = [torch.unflatten(value, 0, (pages, page_size)) for _, value in parts]
 
-    def _zeros(self, heads: int, dim: int) -> Tensor:
-        return torch.zeros(self.pages, self.page_size, heads, dim, dtype=self.layout.dtype, device=self.layout.device)
+    def split(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys (n, kv_heads, key_dim) and values (n, kv_heads, value_dim) that rows of a layer hold."""
+        heads, key_dim, value_dim = astuple(self.layout.layers[layer])
+        cut = heads * key_dim
+        return rows[:, :cut].view(-1, heads, key_dim), rows[:, cut:].view(-1, heads, value_dim)
+
+    def read(self, layer: int, slots: Tensor | slice) -> Tensor:
+        """The rows of a layer in slots: a view for a slice, a copy for (n,) int64 numbers."""
+        return self._rows[layer][slots] if isinstance(slots, slice) else self._rows[layer].index_select(0, slots)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Put key and value (T, kv_heads, dim) of one layer into slots (T,) int64."""
-        self.slot_keys[layer].index_copy_(0, slots, key)
-        self.slot_values[layer].index_copy_(0, slots, value)
+        """Put key (T, kv_heads, key_dim) and value (T, kv_heads, value_dim) of a layer into slots (T,) int64."""
+        row = _joined(key, value)
+        self._rows[layer].index_copy_(0, slots, row)
 
     def copy_pages(self, src: Tensor, dst: Tensor) -> None:
         """Copy pages src (n,) int64 over pages dst (n,) int64 in every layer, and count the bytes."""
-        for stored in (*self.keys, *self.values):
-            stored.index_copy_(0, dst, stored.index_select(0, src))
+        for rows in self._rows:
+            paged = torch.unflatten(rows, 0, (self.pages, self.page_size))
+            paged.index_copy_(0, dst, paged.index_select(0, src))
         self.bytes_moved += len(src) * bytes_per_page(self.layout, self.page_size)
+
+
+def _joined(key: Tensor, value: Tensor) -> Tensor:
+    """Key and value of each token in one row, (T, kv_heads · (key_dim + value_dim)); no copy if they lie so already."""
+    tokens, heads, dim = key.shape
+    step = key.stride(0)
+    beside = key.data_ptr() + heads * dim * key.element_size() == value.data_ptr() and value.stride(0) == step
+    if beside and key.stride()[1:] == value.stride()[1:] == (dim, 1) and value.shape == key.shape:
+        return key.as_strided((tokens, 2 * heads * dim), (step, 1))
+    return torch.cat([key.reshape(tokens, -1), value.reshape(tokens, -1)], 1)

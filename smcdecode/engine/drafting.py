@@ -99,7 +99,7 @@ class Drafter:
         slots = block.slots[going]
         mask = block.masks[k][going] if self.twist.masked else None
         law = proposal_law(logits, self.spec, self.temperature(slots), mask)
-        tokens, norm = reference.draw(law, self.slots.uniform(slots, k, Stream.DRAFT))
+        tokens, norm = self._draw(law, slots, k)
         check_numbers(norm, self.spec.model.name)
         alive = (~torch.isneginf(norm)).nonzero()[:, 0]
         going, tokens, norm = going[alive], tokens[alive], norm[alive]
@@ -110,6 +110,10 @@ class Drafter:
         block.rows.append(going)
         whole = self.spec.strictness > 0 or bool(torch.isneginf(logits.amin()))
         block.laws.append(law[alive] - norm[:, None].float() if whole else None)
+
+    def _draw(self, law: Tensor, slots: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Token k of some slots, and the log-norm of each row of ``law``."""
+        return reference.draw(law, self.slots.uniform(slots, k, Stream.DRAFT))
 
     def _mask_next(self, block: Block, k: int, states: list[States]) -> None:
         """Masks behind the tokens just drafted; rows that stopped keep their old state, whose mask nothing reads."""

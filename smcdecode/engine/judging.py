@@ -43,7 +43,7 @@ class Judge:
             block: what was drafted.
             alpha: (n,) float64 exponents, or None where α = 1.
         """
-        law, log_z, row = self._score(block, alpha)
+        law, log_z, row = self.score(block, alpha)
         n = len(block.slots)
         verdict = Verdict(
             torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.float64),
@@ -63,7 +63,7 @@ class Judge:
         verdict.bonus_law = law[at]
         return verdict
 
-    def _score(self, block: Block, alpha: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def score(self, block: Block, alpha: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """One target pass over each slot's last token and its block, (3).
 
         Returns:

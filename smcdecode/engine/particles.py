@@ -210,7 +210,7 @@ class ParticleEngine:
         drawing = (slots.next_row >= 0).nonzero()[:, 0]
         if len(drawing):
             law = self.bonus_law[slots.next_row[drawing]]
-            tokens, _ = reference.draw(law, slots.uniform(drawing, 0, Stream.BONUS))
+            tokens, _ = reference.draw(law, self._bonus_uniform(drawing))
             self._count(drawing, law.gather(-1, tokens[:, None])[:, 0].double())
             slots.write(drawing, tokens[:, None], torch.ones_like(drawing))
             slots.next_row[drawing] = -1
@@ -219,6 +219,9 @@ class ParticleEngine:
         if len(over):
             slots.release(over)
         slots.cycle += 1
+
+    def _bonus_uniform(self, slots: Tensor) -> Tensor:
+        return self.slots.uniform(slots, 0, Stream.BONUS)
 
     def _count(self, slots: Tensor, log_pa: Tensor) -> None:
         alpha = self._exponents(slots)

@@ -14,7 +14,9 @@ from torch import Tensor
 from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft
 from smcdecode.declare.target import Target
+from smcdecode.declare.verification import Method, MultiDraft
 from smcdecode.engine.cache import bytes_per_page
+from smcdecode.engine.chains import ChainEngine
 from smcdecode.engine.memory import plan_memory
 from smcdecode.engine.particles import ParticleEngine
 from smcdecode.engine.request import Request
@@ -22,7 +24,6 @@ from smcdecode.engine.stats import Stats
 from smcdecode.engine.twist import Death
 from smcdecode.infer.resampling import SCHEMES
 from smcdecode.infer.smc import Step, run
-from smcdecode.infer.weights import chi2_plus_one
 
 __all__ = ["Cycle", "Outcome", "Scheduler"]
 
@@ -63,17 +64,24 @@ class Scheduler:
     """Runs requests on a particle engine; a ParticleSystem for :func:`smcdecode.infer.smc.run`."""
 
     def __init__(
-        self, target: Target, method: SMC, requests: Sequence[Request], *, memory: int, page_size: int, stats: Stats
+        self, target: Target, decoder: Method, requests: Sequence[Request], *, memory: int, page_size: int, stats: Stats
     ) -> None:
+        method = decoder if isinstance(decoder, SMC) else decoder.as_smc()
         self.method, self.stats = method, stats
         self._waiting = deque(requests)
         N, cap = method.particles, max(r.max_tokens for r in requests)
         self._page_size = page_size
         needs = [self._need(r) for r in requests]
         budget = plan_memory(memory, needs, _page_bytes(target, method, page_size), _lane_bytes(target, method))
-        self.engine = ParticleEngine(
-            target, method, lanes=budget.lanes, max_tokens=cap, pages=budget.pages, page_size=page_size, stats=stats
+        sizes = {"lanes": budget.lanes, "max_tokens": cap, "pages": budget.pages, "page_size": page_size}
+        self.engine = (
+            ChainEngine(target, decoder, **sizes, stats=stats)
+            if isinstance(decoder, MultiDraft)
+            else ParticleEngine(target, method, **sizes, stats=stats)
         )
+        self._answers = (
+            1 if isinstance(decoder, MultiDraft) else method.particles
+        )  # the chains of a lane end as one text
         self._lane: list[Request | None] = [None] * budget.lanes
         self._cycles: list[list[Cycle]] = [[] for _ in range(budget.lanes)]
         self._reserved = 0
@@ -152,7 +160,7 @@ class Scheduler:
     def _record(self, step: Step) -> None:
         lanes = step.running.nonzero()[:, 0]
         columns = (
-            step.ess, step.log_z, chi2_plus_one(step.increments), step.resampled, _distinct(step.origin),
+            step.ess, step.log_z, step.chi2, step.resampled, _distinct(step.origin),
             (~torch.isneginf(step.log_w)).sum(-1), self.engine.slots.length.view(-1, self._N).amax(-1),
             step.ancestors, step.log_w,
         )  # fmt: skip
@@ -163,12 +171,13 @@ class Scheduler:
         """What came out of lanes that are done."""
         slots = self.engine.slots
         rows, lengths = (x.view(slots.lanes, self._N, -1)[lanes].tolist() for x in (slots.tokens, slots.length))
-        log_w, log_p, origin = step.log_w[lanes], slots.log_p.view(-1, self._N)[lanes], step.origin[lanes]
+        columns = (step.log_w, slots.log_p.view(-1, self._N), step.origin)
+        log_w, log_p, origin = (x[lanes, : self._answers] for x in columns)
         outcomes = []
         for i, lane in enumerate(lanes):
             request = self._lane[lane]
             assert request is not None
-            tokens = [row[:n] for row, [n] in zip(rows[i], lengths[i], strict=True)]
+            tokens = [row[:n] for row, [n] in zip(rows[i], lengths[i], strict=True)][: self._answers]
             self.stats.tokens += max(map(len, tokens))
             self.stats.particle_tokens += sum(map(len, tokens))
             outcomes.append(

@@ -180,8 +180,7 @@ class _Recorder:
         """Note the call; the output is the layer's own."""
         rule = Rule(scaling, window, softcap)
         self.calls.append((layer, LayerShape(key.shape[1], key.shape[2], value.shape[2]), rule))
-        out, _ = causal(torch.unflatten(query, 1, (key.shape[1], -1)), key, value, rule)
-        return out.flatten(1, 2)
+        return causal(query, key, value, rule)[0]
 
     def shapes(self, config: Any, name: str) -> tuple[LayerShape, ...]:
         """The layers' shapes, after checking that each layer came once and windowed layers showed their window."""

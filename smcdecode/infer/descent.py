@@ -23,10 +23,10 @@ class TreeLaws(Protocol):
     """The laws of the token behind ``depth`` tokens of a chain, as asked for: only paths still running ask."""
 
     def target(self, rows: Tensor, chain: Tensor, depth: int) -> Tensor:
-        """p there: rows (m,) and one of their chains (m,) int64 each -> (m, V) float64, rows summing to 1."""
+        """The law p there: rows (m,) and one of their chains (m,) int64 each -> (m, V) float64, rows summing to 1."""
 
     def draft(self, rows: Tensor, chain: Tensor, depth: int) -> Tensor:
-        """q there, the law the chains' tokens were made of: (m, V) float64, rows summing to 1."""
+        """The law q there, which the chains' tokens were made of: (m, V) float64, rows summing to 1."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Step:
 
     running: Tensor  # (G,) bool: lanes this step belongs to
     log_w: Tensor  # (G, N) float64, accumulated since the last resampling
-    increments: Tensor  # (G, N) float64, this cycle's share of log w
+    chi2: Tensor  # (G,) float64, 1 + χ²(p‖q) of this cycle's incremental weights, estimated
     ess: Tensor  # (G,) float64
     log_z: Tensor  # (G,) float64, estimate of the evidence so far
     resampled: Tensor  # (G,) bool
@@ -85,6 +85,7 @@ def run(system: ParticleSystem, scheme: Scheme, threshold: float) -> Iterator[St
         log_w = state.log_w + increments
         log_mean = weights.log_mean_exp(log_w)
         ess = weights.ess(log_w)
+        chi2 = weights.chi2_plus_one(increments, state.log_w)
         done = state.running & (system.finished().all(-1) | torch.isneginf(log_mean))
         resampled = state.running & ~done & (ess < threshold * log_w.shape[-1])
         ancestors = torch.arange(log_w.shape[-1]).expand_as(log_w)
@@ -96,7 +97,7 @@ def run(system: ParticleSystem, scheme: Scheme, threshold: float) -> Iterator[St
             worth = torch.where(resampled, equivalents, worth)
             system.select(ancestors)
         yield Step(
-            state.running, log_w, increments, ess, state.log_z + log_mean, resampled, ancestors, state.origin,
+            state.running, log_w, chi2, ess, state.log_z + log_mean, resampled, ancestors, state.origin,
             state.resamplings, done,
         )  # fmt: skip
         system.append()  # (5)

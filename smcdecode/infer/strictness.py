@@ -1,13 +1,19 @@
 """Strictness: how much of a bad guess is carried as weight, how much is redrawn. Knows two laws, no model.
 
-A drafted token d ~ q is accepted with probability a(d) = min(1, r(d) / (s q(d))); on refusal the token is drawn from
+A drafted token d ~ q is accepted with probability a(d) = c min(1, r(d) / (s q(d))); on refusal the token is drawn from
 ρ ∝ (r − q)+ instead and the block ends there. The token emitted has the law
 
-    e(x) = min(q(x), r(x)/s) + (1 − A) ρ(x),     A = Σ_x min(q(x), r(x)/s),
+    e(x) = c min(q(x), r(x)/s) + (1 − c A) ρ(x),     A = Σ_x min(q(x), r(x)/s),
 
 so its exact weight is log r(x) − log e(x). s = 0 keeps every token (e = q); s = 1 is lossless speculative decoding
-(e = r, weight 0; Leviathan et al. 2023, Chen et al. 2023). Kin: rejection control (Liu, Chen & Wong 1998) and partial
-rejection control (Peters, Fan & Sisson 2012).
+(e = r, weight 0; Leviathan et al. 2023, Chen et al. 2023). The factor
+
+    c = min(1, (1 − s D) / A),     D = Σ_x (r(x) − q(x))+,
+
+makes a refusal at least as likely as s D: without it a draft that never errs by more than 1/s would never be refused,
+and tokens that it misses would never be written. With it every weight r/e lies in [s, 1/s], for every draft: where
+r > q, r ≥ e ≥ c q + s (r − q) ≥ s r, because c ≥ s; elsewhere c r ≤ e ≤ r/s. Kin: rejection control (Liu, Chen & Wong
+1998) and partial rejection control (Peters, Fan & Sisson 2012).
 """
 
 import dataclasses
@@ -25,13 +31,14 @@ class Overlap:
     q: Tensor  # (n, V) float32, the law the tokens were drawn from
     r: Tensor  # (n, V) float32, the target's local law
     strictness: float  # s in (0, 1]
-    kept: Tensor  # (n,) float64, A: probability of acceptance
-    excess: Tensor  # (n,) float64, Σ_x (r − q)+
+    keep: Tensor  # (n,) float64, c
+    refused: Tensor  # (n,) float64, 1 − c A
+    excess: Tensor  # (n,) float64, D
 
     def acceptance(self, tokens: Tensor) -> Tensor:
         """a(d) of one drafted token a row: (n,) int64 → (n,) float64."""
         q, r = _at(self.q, tokens), _at(self.r, tokens)
-        return (r / (self.strictness * q)).clamp(max=1.0)
+        return self.keep * (r / (self.strictness * q)).clamp(max=1.0)
 
     def redraw_log_weights(self, rows: Tensor) -> Tensor:
         """The log (r − q)+ of some rows, the unnormalised redraw law ρ: (m,) int64 → (m, V) float32."""
@@ -42,8 +49,8 @@ class Overlap:
         if self.strictness == 1.0:
             return torch.zeros(len(tokens), dtype=torch.float64)
         q, r = _at(self.q, tokens), _at(self.r, tokens)
-        redrawn = (r - q).clamp(min=0.0) * ((1.0 - self.kept).clamp(min=0.0) / self.excess.clamp(min=1e-300))
-        return r.log() - (torch.minimum(q, r / self.strictness) + redrawn).log()
+        redrawn = (r - q).clamp(min=0.0) * (self.refused / self.excess.clamp(min=1e-300))
+        return r.log() - (self.keep * torch.minimum(q, r / self.strictness) + redrawn).log()
 
 
 def overlap(log_q: Tensor, log_r: Tensor, strictness: float) -> Overlap:
@@ -55,9 +62,11 @@ def overlap(log_q: Tensor, log_r: Tensor, strictness: float) -> Overlap:
         strictness: s in (0, 1].
     """
     q, r = log_q.exp(), log_r.exp()
-    kept = torch.minimum(q, r / strictness).sum(-1, dtype=torch.float64)
+    over = (q - r / strictness).clamp_(min=0.0).sum(-1, dtype=torch.float64)  # 1 − A, without its cancellation
     excess = (r - q).clamp_(min=0.0).sum(-1, dtype=torch.float64)
-    return Overlap(q, r, strictness, kept, excess)
+    refused = torch.maximum(over, strictness * excess).clamp(max=1.0)
+    keep = (1.0 - refused) / (1.0 - over).clamp(min=1e-300)
+    return Overlap(q, r, strictness, keep, refused, excess)
 
 
 def _at(law: Tensor, tokens: Tensor) -> Tensor:

@@ -42,10 +42,20 @@ def ess(log_w: Tensor) -> Tensor:
     return w.sum(-1).square() / w.square().sum(-1).clamp_min(_TINY)
 
 
-def chi2_plus_one(log_increments: Tensor) -> Tensor:
-    """Estimate of ρ = 1 + χ²(p‖q) from one cycle's incremental weights, ``N Σw² / (Σw)²``: (G, N) -> (G,).
+def chi2_plus_one(log_increments: Tensor, log_w: Tensor) -> Tensor:
+    """Estimate of ρ = 1 + χ²(p‖q) from one cycle's incremental weights w, ``Σ W w² / (Σ W w)²``: (G, N) -> (G,).
 
     One step's bias is at most 12ρ/N and its mean squared error 4ρ/N for |f| ≤ 1 (Agapiou et al. 2017). The estimate
-    never exceeds N, so a value near N says only that ρ is at least of that size; inf where all are dead.
+    never exceeds 1/min W, N for equal weights: a value near N says only that ρ is at least of that size.
+
+    Args:
+        log_increments: (G, N) float64, log w; finite or -inf.
+        log_w: (G, N) float64, log-weights the particles carried into the cycle; need not be normalised.
+
+    Returns:
+        (G,) float64; inf where all are dead.
     """
-    return log_increments.shape[-1] / ess(log_increments)
+    carried, w = _over_largest(log_w), _over_largest(log_increments)
+    mean = (carried * w).sum(-1)
+    rho = (carried * w.square()).sum(-1) * carried.sum(-1) / mean.square().clamp_min(_TINY)
+    return rho.masked_fill(mean == 0, torch.inf)

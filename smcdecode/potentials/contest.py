@@ -52,7 +52,7 @@ class Contest:
         self.notes: list[str] = []
         order = sorted(lark.terminals, key=_order)
         self._rank = {t.name: i for i, t in enumerate(order)}
-        self._groups = _groups(lark)
+        self.groups = _groups(lark)
         for winner, loser in self._rivals():
             self._settle(self.entries[winner], self.entries[loser])
 
@@ -62,7 +62,7 @@ class Contest:
 
     def _rivals(self) -> list[tuple[str, str]]:
         """Pairs that compete somewhere: who is tried first, and who second."""
-        met = {(a, b) for group in self._groups for a in group for b in group if self._precedes(a, b)}
+        met = {(a, b) for group in self.groups for a in group for b in group if self._precedes(a, b)}
         return sorted(met)
 
     def _precedes(self, a: str, b: str) -> bool:
@@ -90,7 +90,7 @@ class Contest:
         if loss is None:
             return
         a, b = winner.terminal.name, loser.terminal.name
-        if any(b in group and a not in group for group in self._groups):
+        if any(b in group and a not in group for group in self.groups):
             self.notes.append(f"in some states of the parser {a} goes before {b}: Lark alone enforces that")
         else:
             loser.losses.append(loss)
@@ -123,9 +123,11 @@ def _groups(lark: Lark) -> list[frozenset[str]]:
         return sorted({_names(own.terminals) for own in inner}, key=sorted)
     if isinstance(lexer, BasicLexer):
         return [_names(lexer.terminals)]
-    if lark.options.lexer in ("dynamic", "dynamic_complete"):
+    if lark.options.lexer == "dynamic":
         return []
-    raise UnsupportedGrammar(f"a lexer of your own ({lark.options.lexer!r}) has no token masks; use Lark's")
+    raise UnsupportedGrammar(
+        f"the lexer {lark.options.lexer!r} has no token masks; use lexer='contextual', 'basic' or 'dynamic'"
+    )
 
 
 def _names(terminals: Iterable[TerminalDef]) -> frozenset[str]:

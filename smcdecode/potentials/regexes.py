@@ -96,6 +96,27 @@ class Printer:
         """A sequence inside something that has set its flags."""
         return "".join(self._one(op, arg, flags) for op, arg in items)
 
+    def beginnings(self, items: Sequence[Item], flags: int) -> str:
+        """All beginnings of a sequence that stands alone, the empty one and the whole ones too."""
+        body = self._beginnings(items, flags)
+        return f"(?i:{body})" if flags & re.IGNORECASE else body
+
+    def _beginnings(self, items: Sequence[Item], flags: int) -> str:
+        heads = [f"{self.sequence(items[:i], flags)}{self._begun(*item, flags)}" for i, item in enumerate(items)]
+        return f"(?:{'|'.join([*heads, self.sequence(items, flags)])})"
+
+    def _begun(self, op: Any, arg: Any, flags: int) -> str:
+        """All beginnings of one item, but perhaps not the whole."""
+        if op is sc.BRANCH:
+            return f"(?:{'|'.join(self._beginnings(branch, flags) for branch in arg[1])})"
+        if op is sc.SUBPATTERN:
+            inner = (flags | arg[1]) & ~arg[2]
+            return self._flagged(self._beginnings(arg[3], inner), inner, flags)
+        if op in (sc.MAX_REPEAT, sc.MIN_REPEAT) and arg[1]:
+            before = arg[1] if arg[1] is sc.MAXREPEAT else arg[1] - 1
+            return f"(?:{self.sequence(arg[2], flags)}){times(0, before)}{self._beginnings(arg[2], flags)}"
+        return ""
+
     def _one(self, op: Any, arg: Any, flags: int) -> str:
         if op is sc.LITERAL:
             return self._literal(arg)
@@ -119,7 +140,9 @@ class Printer:
 
     def _group(self, arg: Any, flags: int) -> str:
         inner = (flags | arg[1]) & ~arg[2]
-        body = self.sequence(arg[3], inner)
+        return self._flagged(self.sequence(arg[3], inner), inner, flags)
+
+    def _flagged(self, body: str, inner: int, flags: int) -> str:
         if (inner ^ flags) & re.IGNORECASE:
             return f"(?i:{body})" if inner & re.IGNORECASE else f"(?-i:{body})"
         return f"(?:{body})"

@@ -13,6 +13,7 @@ from lark.grammar import Symbol
 
 from smcdecode.errors import UnsupportedGrammar
 from smcdecode.potentials.contest import Contest
+from smcdecode.potentials.stepping import Cut, cuts
 
 __all__ = ["Translation", "translate"]
 
@@ -50,10 +51,12 @@ def translate(lark: Lark, start: str, trailing_ignore: bool = False) -> Translat
     living = contest.living()
     rules = _reduced(_alternatives(lark), living, start)
     ignored = [name for name in lark.ignore_tokens if name in living]
-    names = _names(rules, contest)
+    parts = cuts(contest, rules, start, ignored)
+    names = _names(rules, contest, parts)
     trail = " TRAIL?" if trailing_ignore and ignored else ""
     lines = [f"start: {names[start]}{trail}", *_rule_lines(rules, names)]
-    lines += _terminal_lines(rules, contest, names, ignored)
+    lines += _terminal_lines(rules, contest, names, ignored, parts)
+    lines += _part_lines(parts, names)
     lines += [f"TRAIL: {' | '.join(names[name] for name in ignored)}"] if trail else []
     lines += [f"%ignore {names[name]}" for name in ignored]
     return Translation("\n".join(lines) + "\n", tuple(contest.notes))
@@ -117,11 +120,11 @@ def _reached(rules: Alternatives, start: str) -> set[str]:
     return found
 
 
-def _names(rules: Alternatives, contest: Contest) -> dict[str, str]:
-    """Names that llguidance takes: of rules in lower case, of terminals in upper case."""
+def _names(rules: Alternatives, contest: Contest, parts: Mapping[str, Cut]) -> dict[str, str]:
+    """Names that llguidance takes: of rules and cut terminals in lower case, of whole terminals in upper case."""
     lower = {name: f"r{i}-{re.sub('[^a-z0-9]', '', name.lower())}" for i, name in enumerate(rules)}
     upper = {name: f"T{i}_{re.sub('[^A-Z0-9]', '', name.upper())}" for i, name in enumerate(contest.entries)}
-    return lower | upper
+    return lower | upper | {name: upper[name].lower().replace("_", "-") for name in parts}
 
 
 def _rule_lines(rules: Alternatives, names: Mapping[str, str]) -> Iterator[str]:
@@ -131,8 +134,18 @@ def _rule_lines(rules: Alternatives, names: Mapping[str, str]) -> Iterator[str]:
 
 
 def _terminal_lines(
-    rules: Alternatives, contest: Contest, names: Mapping[str, str], ignored: Sequence[str]
+    rules: Alternatives, contest: Contest, names: Mapping[str, str], ignored: Sequence[str], parts: Mapping[str, Cut]
 ) -> Iterator[str]:
     used = {s.name for alternatives in rules.values() for a in alternatives for s in a if s.is_term}
     for name in sorted(used.union(ignored)):
-        yield f"{names[name]}: {contest.entries[name].outcome}"
+        if name not in parts:
+            yield f"{names[name]}: {contest.entries[name].outcome}"
+
+
+def _part_lines(parts: Mapping[str, Cut], names: Mapping[str, str]) -> Iterator[str]:
+    """A rule of two terminals for each that is cut."""
+    for name, cut in parts.items():
+        first, rest = (f"{names[name].upper().replace('-', '_')}_{part}" for part in "AB")
+        yield f"{names[name]}: {first} {rest}" + (f" | {first}" if cut.optional else "")
+        yield f"{first}: {cut.first}"
+        yield f"{rest}: {cut.rest}"

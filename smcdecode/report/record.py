@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from smcdecode.declare.method import Method
 from smcdecode.declare.target import Target
+from smcdecode.declare.verification import Method
 from smcdecode.engine.scheduler import Cycle, Outcome
 from smcdecode.engine.stats import Stats
 from smcdecode.engine.twist import Death

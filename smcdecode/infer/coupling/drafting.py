@@ -33,7 +33,7 @@ def at_quantiles(weights: Tensor, u: Tensor) -> Tensor:
 
 
 def without(q: Tensor, drawn: Tensor) -> Tensor:
-    """q (B, V) given that the tokens marked drawn (B, V) bool are excluded.
+    """The law q (B, V) given that the tokens marked drawn (B, V) bool are excluded.
 
     Where q has no other token, uniform over those not drawn: a draft is then worth little, but its law is known.
     """

@@ -63,7 +63,7 @@ class GlobalResolution:
 
     def _fit(self, system: System, V: int) -> tuple[Tensor, Tensor]:
         """Log-weights and masses for each unit of draft mass, (R, F) float64 each; -inf and 0 without a weight."""
-        if V <= self.full:
+        if self.full >= V:
             fine, joined = system, torch.arange(V, device=system.P.device).expand_as(system.P)
             b = solve(system, _FULL_TOLERANCE, _ITERATIONS)
         else:
@@ -83,7 +83,7 @@ class GlobalResolutionPlan(Plan):
     def __init__(
         self, p: Tensor, q: Tensor, group: Tensor, inner: Tensor, weight: Tensor, rate: Tensor, optimum: Tensor
     ) -> None:
-        """Laws (B, V), each token's group (B, V), and for each group (B, F): in H*, weight, chosen mass a draft mass."""
+        """Laws and groups of tokens (B, V); for each group (B, F): in H*, weight, chosen mass a unit of draft mass."""
         self.p, self.group, self.inner, self.weight = p, group, inner, weight
         self.m = q * rate.gather(-1, group)  # (B, V) float64
         self.expected: Tensor = torch.minimum(self.m, p).sum(-1)
@@ -95,6 +95,7 @@ class GlobalResolutionPlan(Plan):
         return self.optimum - self.expected
 
     def branches(self, drafts: Tensor, alive: Tensor) -> Branches:
+        """See :class:`~smcdecode.infer.coupling.protocol.Plan`."""
         group = self.group.gather(-1, drafts)
         outside = alive & ~self.inner.gather(-1, group)
         served = torch.where(outside.any(-1, keepdim=True), outside, alive)

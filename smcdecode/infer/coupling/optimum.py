@@ -72,28 +72,32 @@ def _top_plus_one(p: Tensor, q: Tensor, n: Tensor) -> Tensor:
 
 
 def _without_replacement(p: Tensor, q: Tensor, n: Tensor) -> Tensor:
-    """Drafts in the order of arrival of independent Exp(q_j) clocks: all n come from H if its n-th beats the first
-    outside, P = ∫ q(H^c) e^(−q(H^c) t) P(at least n of H by t) dt."""
     order = ratio_order(p, q)
-    P, Q = p.gather(-1, order), q.gather(-1, order)
-    outside = Q.flip(-1).cumsum(-1).flip(-1) - Q  # (B, V): mass behind each prefix
-    u = torch.linspace(*_LOG_TIMES, dtype=torch.float64, device=p.device)
+    psi = p.gather(-1, order).cumsum(-1) - _race(q.gather(-1, order), n)
+    return 1.0 + psi.amin(-1).clamp(max=0.0)
+
+
+def _race(Q: Tensor, n: Tensor) -> Tensor:
+    """Chance that all n drafts without replacement lie in each prefix H of the tokens: (B, V) -> (B, V).
+
+    Drafts arrive in the order of independent Exp(q_j) clocks: the n-th of H must beat the first of the others,
+    ∫ q(H^c) e^(−q(H^c) t) P(at least n of H by time t) dt.
+    """
+    u = torch.linspace(*_LOG_TIMES, dtype=torch.float64, device=Q.device)
     t, du = u.exp(), u[1] - u[0]
-    fewer = torch.zeros(len(p), int(n.max()), len(t), dtype=torch.float64, device=p.device)
+    fewer = torch.zeros(len(Q), int(n.max()), len(t), dtype=torch.float64, device=Q.device)
     fewer[:, 0] = 1.0  # P(c tokens of H by time t), c < n
-    counted = torch.arange(fewer.shape[1], device=p.device)[None, :, None] < n[:, None, None]
-    best, mass = torch.zeros_like(n), torch.zeros_like(n)
-    for j in range(p.shape[-1]):
+    counted = torch.arange(fewer.shape[1], device=Q.device)[:, None] < n[:, None, None]  # (B, c, 1)
+    outside = Q.flip(-1).cumsum(-1).flip(-1) - Q  # (B, V): mass behind each prefix
+    inside = []
+    for j in range(Q.shape[-1]):
         arrived = -torch.expm1(-Q[:, j, None, None] * t)
         shifted = torch.cat([torch.zeros_like(fewer[:, :1]), fewer[:, :-1]], 1)
         fewer = fewer * (1 - arrived) + shifted * arrived
-        enough = 1.0 - (fewer * counted).sum(1)  # (B, T)
         rate = outside[:, j, None]
-        inside = (du * t * rate * (-rate * t).exp() * enough).sum(-1)
-        inside = torch.where(rate[:, 0] > _NOISE, inside, 1.0)
-        mass = mass + P[:, j]
-        best = torch.minimum(best, mass - torch.where((Q[:, : j + 1] > 0).sum(-1) >= n, inside, 0.0))
-    return 1.0 + best
+        inside.append((du * t * rate * (-rate * t).exp() * (1.0 - (fewer * counted).sum(1))).sum(-1))
+    whole = torch.where(outside > _NOISE, torch.stack(inside, -1), 1.0)
+    return torch.where((Q > 0).cumsum(-1) >= n[:, None], whole, 0.0)
 
 
 _VALUES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

@@ -108,7 +108,7 @@ class Coupling(Protocol):
 
 
 def counts_of(n: int | Tensor, p: Tensor) -> Tensor:
-    """n as (B,) float64.
+    """The number of drafts of each position as (B,) float64.
 
     Raises:
         InvalidOption: n below 1, where there is nothing to couple.

@@ -6,12 +6,12 @@ polymatroid of ψ,
     p'_{v_i} = p(v_i) + min_{T ⊇ H_{i+1}} ψ(T) − min_{T ⊇ H_i} ψ(T),    H_i = H* ∪ {v_i, …},
 
 where with v in the order of falling p/q both minima run over sorted prefixes; and two convex programs with one weight
-e^a a token, softmax over set(x) \\ H* outside and, with a slack of 1, over set(x) inside, solved by L-BFGS-B.
+e^a a token, softmax over the drafts outside H* if there are any, else, with a slack of 1, over all; solved by L-BFGS-B.
 
 The programs list the sets of at most n of the k tokens, so k and n must be small. Drafts with other tokens are not in
 them: the law of the token is then *approximate*, off by at most 15 τ in L1 if each program leaves out draft mass τ
 (lemma 6.6 of the paper), and as close as the solver gets if the draft itself is truncated to the k tokens. For exact
-output at any vocabulary size see :mod:`~smcdecode.infer.coupling.global_resolution`; this one is here to stand beside it.
+output at any vocabulary size see :mod:`~smcdecode.infer.coupling.global_resolution`; this stands beside it.
 """
 
 import dataclasses
@@ -89,6 +89,7 @@ class SetSoftmaxPlan(Plan):
         """(B,) float64, τ: probability of drafts that the programs leave out, the larger of the two."""
 
     def branches(self, drafts: Tensor, alive: Tensor) -> Branches:
+        """See :class:`~smcdecode.infer.coupling.protocol.Plan`."""
         first = alive & ~_repeated(drafts, alive)
         outside = first & ~self.inside.gather(-1, drafts)
         some = outside.any(-1, keepdim=True)
@@ -128,7 +129,7 @@ def _left_out(q: Tensor, inside: Tensor, kept: Tensor, n: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _sets(k: int, n: int) -> tuple[Array, Array]:
-    """All sets of at most n of k tokens, the empty one first: incidence (S, k), and (S, S) inclusion–exclusion signs."""
+    """All sets of at most n of k tokens, the empty one first: incidence (S, k), inclusion–exclusion signs (S, S)."""
     listed = [c for r in range(n + 1) for c in itertools.combinations(range(k), r)]
     incidence = np.zeros((len(listed), k))
     for s, members in enumerate(listed):
@@ -163,8 +164,10 @@ def _solve(share: Array, q: Array, free: float, slack: float, n: int, iterations
         safe = np.maximum(total, 1e-300)
         return float(law @ (np.log(safe) + top) - share @ a), (law / safe) @ e - share
 
-    options = {"maxiter": iterations, "maxfun": 4 * iterations, "ftol": 0.0, "gtol": 1e-10, "maxcor": 30}
     box = [(-_RANGE, _RANGE)] * len(q)  # a truncated program may have no minimum, and a vertex has its own at infinity
-    a = minimize(program, np.zeros(len(q)), jac=True, method="L-BFGS-B", bounds=box, options=options).x
+    a = minimize(
+        program, np.zeros(len(q)), jac=True, method="L-BFGS-B", bounds=box,
+        options={"maxiter": iterations, "maxfun": 4 * iterations, "ftol": 0.0, "gtol": 1e-10, "maxcor": 30},
+    ).x  # fmt: skip
     weights: Array = np.exp(a - a.max()) if slack == 0 else np.exp(a)
     return weights

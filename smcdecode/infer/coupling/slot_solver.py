@@ -1,8 +1,9 @@
 """Weights of the slot softmax: knows groups of tokens and their masses, not tokens and not drafts.
 
-A system has groups j of draft mass Q_j, target mass P_j and weight w_j = e^{b_j}; n drafts fall on groups independently,
-mass q_0 of them on tokens of weight 0, and slot s is chosen with probability w_{x_s} / (σ + Σ_r w_{x_r}). Then, with
-1/X = ∫ e^{−tX} dt and g(t) = q_0 + Σ_j Q_j e^{−t w_j}, group j is chosen with probability
+A system has groups j of draft mass Q_j, target mass P_j and weight w_j = e^{b_j}; n drafts fall on groups
+independently, mass q_0 of them on tokens of weight 0, and slot s is chosen with probability
+w_{x_s} / (σ + Σ_r w_{x_r}). Then, with 1/X = ∫ e^{−tX} dt and g(t) = q_0 + Σ_j Q_j e^{−t w_j}, group j is chosen
+with probability
 
     m_j = n Q_j ∫ w_j e^{−t(σ + w_j)} g(t)^{n−1} dt,
 
@@ -165,7 +166,8 @@ def _newton(point: _Point, slope: Tensor, held: Tensor, damping: Tensor) -> Tens
     """Damped Newton step of the groups not held, (R, F)."""
     hessian = (-point.factor.mT @ point.factor).masked_fill(held[:, :, None] | held[:, None, :], 0.0)
     diagonal = (point.curvature + damping[:, None] * point.m + _TINY).masked_fill(held, 1.0)
-    return torch.linalg.solve(hessian + torch.diag_embed(diagonal), slope[:, :, None])[:, :, 0]
+    step: Tensor = torch.linalg.solve(hessian + torch.diag_embed(diagonal), slope)
+    return step
 
 
 def _live(system: System) -> Tensor:

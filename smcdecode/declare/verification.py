@@ -1,0 +1,121 @@
+"""Decoders that verify drafted chains instead of weighing them: the text has exactly the law p. Knows no tensors."""
+
+import dataclasses
+
+from smcdecode.declare.method import SMC, Autoregressive
+from smcdecode.declare.proposal import Draft
+from smcdecode.declare.target import Model, Target, check_truncation
+from smcdecode.errors import InvalidOption, UnsupportedTarget
+from smcdecode.infer.coupling.global_resolution import GlobalResolution
+from smcdecode.infer.coupling.greedy import Greedy
+from smcdecode.infer.coupling.kseq import KSeq
+from smcdecode.infer.coupling.protocol import Coupling
+from smcdecode.infer.coupling.recursive import RecursiveRejection, RecursiveRejectionWithoutReplacement
+
+__all__ = ["COUPLINGS", "Method", "MultiDraft", "Speculative"]
+
+COUPLINGS: dict[str, tuple[Coupling, ...]] = {
+    "auto": (GlobalResolution(), Greedy()),
+    "global resolution": (GlobalResolution(),),
+    "greedy": (Greedy(),),
+    "k-seq": (KSeq(),),
+    "recursive": (RecursiveRejection(),),
+    "recursive without replacement": (RecursiveRejectionWithoutReplacement(),),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Verification:
+    """One drafted block a chain, verified by the target; for plain, tempered and truncated targets.
+
+    Args:
+        model: the draft, from :func:`smcdecode.load`.
+        block: K, drafted tokens a cycle.
+        temperature: of the draft; None means the target's.
+        top_k, top_p: truncate the draft's law; the text's law stays p.
+    """
+
+    model: Model
+    block: int = 4
+    _: dataclasses.KW_ONLY
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        check_truncation(self.temperature, self.top_k, self.top_p)
+        self.draft()
+
+    def draft(self) -> Draft:
+        """The drafts as a proposal: at strictness 1 a particle is one verified chain."""
+        return Draft(
+            self.model, self.block, strictness=1.0, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p
+        )
+
+    def check(self, target: Target) -> None:
+        """Refuse targets that verification cannot serve.
+
+        Raises:
+            UnsupportedTarget: for p^α with α ≠ 1 and for potentials, whose normalising constants are unknown.
+            VocabularyMismatch: target and draft disagree on what an id means.
+        """
+        if not target.plain:
+            name = type(self).__name__
+            raise UnsupportedTarget(
+                f"{name} verifies tokens against p itself and cannot sample {target}, whose normalising constant is "
+                "unknown. Use smc.SMC(smc.Draft(…, strictness=1)), which proposes losslessly and weighs the rest, or "
+                "smc.exact(…) for exact answers from repeated runs."
+            )
+        SMC(self.draft()).check(target)
+
+
+@dataclasses.dataclass(frozen=True)
+class Speculative(_Verification):
+    """Lossless speculative decoding: one drafted chain a prompt (Leviathan et al. 2023; Chen et al. 2023).
+
+    A drafted token is kept with probability min(1, p/q) and redrawn from (p − q)+ otherwise: strictness 1 with one
+    particle.
+    """
+
+    def as_smc(self) -> SMC:
+        """The same decoder as a particle system of one."""
+        return SMC(self.draft(), 1, threshold=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDraft(_Verification):
+    """n drafted chains a prompt, verified together: more drafted tokens survive, and the text still has law p.
+
+    Args:
+        model, block, temperature, top_k, top_p: as for :class:`Speculative`.
+        chains: n.
+        coupling: how n drafts become one token: "global resolution" (optimal for independent drafts; Thomas & Pal
+            2025), "greedy" (the likeliest n − 1 and one more; Hu et al. 2025), "k-seq" (SpecTr; Sun et al. 2023),
+            "recursive", "recursive without replacement"; "auto" takes global resolution or greedy, whichever would
+            have accepted more of this prompt's tokens so far.
+
+    Raises:
+        InvalidOption: for values that mean nothing.
+    """
+
+    _: dataclasses.KW_ONLY
+    chains: int = 4
+    coupling: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.chains, int) or self.chains < 1:
+            raise InvalidOption(f"chains must be an integer ≥ 1; got {self.chains!r}")
+        if self.coupling not in COUPLINGS:
+            raise InvalidOption(f"coupling must be one of {', '.join(COUPLINGS)}; got {self.coupling!r}")
+
+    def couplings(self) -> tuple[Coupling, ...]:
+        """The couplings to choose from."""
+        return COUPLINGS[self.coupling]
+
+    def as_smc(self) -> SMC:
+        """The chains as particles whose weights never move."""
+        return SMC(self.draft(), self.chains, threshold=0.0)
+
+
+Method = SMC | Autoregressive | Speculative | MultiDraft
