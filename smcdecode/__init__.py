@@ -3,6 +3,7 @@
 from smcdecode.declare.method import SMC, Autoregressive
 from smcdecode.declare.proposal import Draft, Local
 from smcdecode.declare.target import Target
+from smcdecode.declare.verification import MultiDraft, Speculative
 from smcdecode.engine.load import load
 from smcdecode.errors import (
     InvalidOption,
@@ -17,9 +18,11 @@ from smcdecode.errors import (
     UnsupportedTarget,
     VocabularyMismatch,
 )
+from smcdecode.exact import exact
 from smcdecode.potentials.contract import check_potential
 from smcdecode.potentials.potential import BasePotential, Potential, potential
 from smcdecode.potentials.reward import Reward
+from smcdecode.report.chain import ExactAnswer
 from smcdecode.report.posterior import Posterior
 from smcdecode.sample import sample
 
@@ -28,9 +31,11 @@ __all__ = [
     "Autoregressive",
     "BasePotential",
     "Draft",
+    "ExactAnswer",
     "InvalidOption",
     "InvalidWeight",
     "Local",
+    "MultiDraft",
     "NoSurvivors",
     "OutOfPages",
     "Posterior",
@@ -39,12 +44,14 @@ __all__ = [
     "PromptError",
     "Reward",
     "SMCDecodeError",
+    "Speculative",
     "SupportError",
     "Target",
     "UnsupportedModel",
     "UnsupportedTarget",
     "VocabularyMismatch",
     "check_potential",
+    "exact",
     "load",
     "potential",
     "sample",

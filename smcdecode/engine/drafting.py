@@ -19,7 +19,7 @@ __all__ = ["Block", "Drafter", "Stream"]
 class Stream:
     """What a uniform is for: the fourth word of its counter."""
 
-    DRAFT, ACCEPT, REDRAW, BONUS, RESAMPLE, ANSWER = range(6)
+    DRAFT, ACCEPT, REDRAW, BONUS, RESAMPLE, ANSWER, CHAIN = range(7)
 
 
 @dataclasses.dataclass

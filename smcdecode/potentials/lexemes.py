@@ -16,7 +16,7 @@ from smcdecode.errors import UnsupportedGrammar
 from smcdecode.potentials.lexicon import BYTES, lexicon_of, why
 from smcdecode.potentials.regexes import Item, Printer, parse, sc, spliced
 
-__all__ = ["lexeme", "nonempty"]
+__all__ = ["ANYTHING", "SOMETHING", "lexeme", "nonempty", "parts_of"]
 
 ANYTHING = "/(?s:.)*/"
 SOMETHING = "/(?s:.)+/"
@@ -43,8 +43,21 @@ def lexeme(pattern: str, flags: int, where: str) -> str:
     Raises:
         UnsupportedGrammar: the pattern has no finite automaton, or prefers a match in a way not written out here.
     """
+    return _Preference(where).expression(*parts_of(pattern, flags, where))
+
+
+def parts_of(pattern: str, flags: int, where: str) -> tuple[list[Item], int]:
+    """A terminal's parts in sequence and their flags, out of the group that may hold them all.
+
+    Raises:
+        UnsupportedGrammar: the pattern is malformed.
+    """
     items, flags = parse(pattern, flags, where)
-    return _Preference(where).expression(_escapes(items, flags), flags)
+    while len(items) == 1 and items[0][0] is sc.SUBPATTERN:
+        _, add, remove, body = items[0][1]
+        flags = (flags | add) & ~remove
+        items = spliced(body, flags)
+    return _escapes(items, flags), flags
 
 
 class _Preference:
@@ -60,9 +73,6 @@ class _Preference:
     def expression(self, items: list[Item], flags: int) -> str:
         """What re prefers of a sequence that ends the terminal."""
         items = spliced(items, flags)
-        if len(items) == 1 and items[0][0] is sc.SUBPATTERN:
-            _, add, remove, body = items[0][1]
-            return self.expression(list(body), (flags | add) & ~remove)
         lazy = next((i for i, (op, _) in enumerate(items) if op is sc.MIN_REPEAT), None)
         if lazy is not None:
             return self._lazy(items[:lazy], items[lazy][1], items[lazy + 1 :], flags)

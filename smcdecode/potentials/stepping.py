@@ -1,8 +1,8 @@
-"""Knows where Lark's lexer steps back and llguidance's cannot, and cuts terminals in two so that it need not.
+r"""Knows where Lark's lexer steps back and llguidance's cannot, and cuts terminals in two so that it need not.
 
-On ``1..2`` Lark tries ``FLOAT: /[0-9]+\\.[0-9]+/``, fails at the second point, and takes ``INT: /[0-9]+/``.
+On ``1..2`` Lark tries ``FLOAT: /[0-9]+\.[0-9]+/``, fails at the second point, and takes ``INT: /[0-9]+/``.
 llguidance never steps back: after ``1.`` only the FLOAT is left. Where the text behind the shorter terminal can go on
-in this way, the longer one becomes a rule of two terminals, ``/[0-9]+/`` and ``/\\.[0-9]+/``, and there is nothing to
+in this way, the longer one becomes a rule of two terminals, ``/[0-9]+/`` and ``/\.[0-9]+/``, and there is nothing to
 step back over. Where no cut helps, a note says which texts the masks leave out. Reserved words that begin one another
 are left as they are: words stand apart.
 """
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from lark.grammar import Symbol
 
 from smcdecode.potentials.contest import Contest, Entry
-from smcdecode.potentials.lexemes import ANYTHING, SOMETHING, nonempty
-from smcdecode.potentials.regexes import Item, Printer, parse, sc
+from smcdecode.potentials.lexemes import ANYTHING, SOMETHING, nonempty, parts_of
+from smcdecode.potentials.regexes import Item, Printer, sc
 
 __all__ = ["Cut", "cuts", "follow"]
 
@@ -72,6 +72,7 @@ def cuts(contest: Contest, rules: Alternatives, start: str, ignored: Sequence[st
     """The terminals that are cut in two; what no cut helps is added to the contest's notes."""
     behind = follow(rules, start)
     used = {s.name for alternatives in rules.values() for a in alternatives for s in a if s.is_term} | set(ignored)
+    behind |= {name: used | behind.get(name, set()) for name in ignored}
     found: dict[str, Cut] = {}
     for longer in sorted(used):
         troubles = [
@@ -146,16 +147,13 @@ def _cut(longer: Entry, flags: int, troubles: Sequence[str]) -> Cut | None:
 
 
 def _items(entry: Entry, flags: int) -> tuple[list[Item], int, Printer]:
-    """The parts of a terminal in sequence, those of a flagged group that is all of it too."""
     where = f"terminal {entry.terminal.name}"
-    items, flags = parse(entry.terminal.pattern.to_regexp(), flags, where)
-    while len(items) == 1 and items[0][0] is sc.SUBPATTERN:
-        _, add, remove, body = items[0][1]
-        items, flags = list(body), (flags | add) & ~remove
-    return items, flags, Printer(where)
+    return *parts_of(entry.terminal.pattern.to_regexp(), flags, where), Printer(where)
 
 
 def _begun(entry: Entry, flags: int) -> str:
     """All beginnings of a terminal's strings, the empty one and the whole ones too."""
     items, flags, printer = _items(entry, flags)
-    return f"/{printer.beginnings(items, flags)}/"
+    begun = f"/{printer.beginnings(items, flags)}/"
+    lazy = any(op is sc.MIN_REPEAT for op, _ in items)
+    return f"({begun} & ~(({entry.expression}) {SOMETHING}))" if lazy else begun

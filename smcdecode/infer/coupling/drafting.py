@@ -12,7 +12,7 @@ from torch import Tensor
 from smcdecode.errors import InvalidOption
 from smcdecode_kernels.reference import cumulative
 
-__all__ = ["INDEPENDENT", "TOP_PLUS_ONE", "WITHOUT_REPLACEMENT", "Drafting", "at_quantiles", "without"]
+__all__ = ["INDEPENDENT", "TOP_PLUS_ONE", "WITHOUT_REPLACEMENT", "Drafting", "at_quantiles", "marked", "without"]
 
 
 class Drafting(Protocol):
@@ -30,6 +30,11 @@ class Drafting(Protocol):
 def at_quantiles(weights: Tensor, u: Tensor) -> Tensor:
     """Indices at the quantiles u (B, n) of rows of weights (B, V) float64: (B, n) int64, never of weight 0."""
     return torch.searchsorted(cumulative(weights), u.contiguous(), right=True).clamp_max(weights.shape[-1] - 1)
+
+
+def marked(like: Tensor, tokens: Tensor, where: Tensor) -> Tensor:
+    """Which of the tokens of ``like`` (B, V) are in some slot of tokens (B, N) marked in where (B, N): (B, V) bool."""
+    return torch.zeros_like(like).scatter_add_(-1, tokens, where.to(like.dtype)) > 0
 
 
 def without(q: Tensor, drawn: Tensor) -> Tensor:

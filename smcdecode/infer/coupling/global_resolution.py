@@ -29,6 +29,7 @@ __all__ = ["GlobalResolution", "GlobalResolutionPlan"]
 
 _FULL_TOLERANCE = 1e-9
 _ITERATIONS = 100
+_QUICK_STEP = 0.7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +69,11 @@ class GlobalResolution:
             b = solve(system, _FULL_TOLERANCE, _ITERATIONS)
         else:
             fine, joined = merge(system, self.fine)
-            coarse, _ = merge(fine, self.coarse)
+            quick = dataclasses.replace(fine, step=_QUICK_STEP)  # weights may be off, masses may not
+            coarse, _ = merge(quick, self.coarse)
             b = interpolate(coarse, solve(coarse, self.tolerance, _ITERATIONS), fine)
             for _ in range(self.refinements):
-                b = scale(fine, b, chosen(fine, b))
+                b = scale(fine, b, chosen(quick, b))
         rate = torch.where(fine.active, chosen(fine, b) / fine.Q, 0.0)
         b = b.gather(-1, joined).masked_fill(~system.active, -torch.inf)
         return b, rate.gather(-1, joined).where(system.active, 0.0)

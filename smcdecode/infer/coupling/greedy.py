@@ -13,7 +13,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from smcdecode.infer.coupling.drafting import TOP_PLUS_ONE, Drafting, without
+from smcdecode.infer.coupling.drafting import TOP_PLUS_ONE, Drafting, marked, without
 from smcdecode.infer.coupling.protocol import Branches, Plan, counts_of
 
 __all__ = ["Greedy"]
@@ -41,11 +41,6 @@ class _Greedy(Plan):
 
     def branches(self, drafts: Tensor, alive: Tensor) -> Branches:
         last = alive & (alive.flip(-1).cumsum(-1).flip(-1) == 1)  # (B, N): one slot of each row
-        q = without(self.q, _marked(self.q, drafts, alive & ~last))
+        q = without(self.q, marked(self.q, drafts, alive & ~last))
         accept = (self.p.gather(-1, drafts) / q.gather(-1, drafts)).clamp(max=1.0).nan_to_num(nan=0.0)
         return Branches(accept.masked_fill(~last, 0.0), lambda rows: (self.p[rows] - q[rows]).clamp_(min=0.0))
-
-
-def _marked(like: Tensor, tokens: Tensor, where: Tensor) -> Tensor:
-    """(B, V) bool: the tokens (B, N) of the slots marked in where (B, N)."""
-    return torch.zeros_like(like).scatter_add(-1, tokens, where.to(like.dtype)) > 0

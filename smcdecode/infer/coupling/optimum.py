@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from smcdecode.infer.coupling.drafting import INDEPENDENT, TOP_PLUS_ONE, WITHOUT_REPLACEMENT, Drafting, without
+from smcdecode.infer.coupling.drafting import INDEPENDENT, TOP_PLUS_ONE, WITHOUT_REPLACEMENT, Drafting, marked, without
 from smcdecode.infer.coupling.protocol import counts_of
 
 __all__ = ["optimal_acceptance", "ratio_order", "smallest_prefix"]
@@ -67,7 +67,7 @@ def _top_plus_one(p: Tensor, q: Tensor, n: Tensor) -> Tensor:
     """Σ_A p + Σ_not A min(p, q without A), A the n − 1 likeliest tokens of q."""
     k = int(n.max()) - 1
     sure = torch.arange(k, device=p.device) < n[:, None] - 1
-    top = torch.zeros_like(q).scatter_add(-1, torch.topk(q, k).indices, sure.double()) > 0
+    top = marked(q, torch.topk(q, k).indices, sure)
     return torch.where(top, p, torch.minimum(p, without(q, top))).sum(-1)
 
 

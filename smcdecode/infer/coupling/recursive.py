@@ -3,10 +3,11 @@
 With i.i.d. drafts (SpecInfer, Miao et al. 2024) the law left after s refusals has a closed form, so that no law is
 held for each draft: with c_0 = 0, Z_0 = 1,
 
-    p_s = (p − c_s q)+ / Z_s,    c_s+1 = c_s + Z_s,    Z_s = Σ (p − c_s q)+ .
+    p_s = (p − c_s q)+ / Z_s,    c_s+1 = c_s + Z_s / R_s,    Z_s = Σ (p − c_s q)+,    R_s = 1 .
 
-With drafts without replacement (recursive rejection sampling, Jeon et al. 2024) q changes with every draft: it loses
-the token just refused and is normalised again. Both emit exactly p; neither accepts as often as it could.
+With drafts without replacement (recursive rejection sampling, Jeon et al. 2024) q loses each token refused and is
+normalised again. A token refused has nothing left of p either, so the same form holds over the tokens not yet refused,
+with R_s the mass of q on them. Both emit exactly p; neither accepts as often as it could.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from smcdecode.infer.coupling.drafting import INDEPENDENT, WITHOUT_REPLACEMENT, Drafting, without
+from smcdecode.infer.coupling.drafting import INDEPENDENT, WITHOUT_REPLACEMENT, Drafting, marked
 from smcdecode.infer.coupling.protocol import Branches, Plan, counts_of, in_turn
 
 __all__ = ["RecursiveRejection", "RecursiveRejectionWithoutReplacement"]
@@ -75,14 +76,20 @@ class _WithoutReplacement(Plan):
         self.p, self.q = p, q
 
     def branches(self, drafts: Tensor, alive: Tensor) -> Branches:
-        p, drawn = self.p, torch.zeros_like(self.p, dtype=torch.bool)
+        p, q = self.p.clone(), self.q.clone()  # of the tokens not yet refused
+        taken, left = torch.zeros_like(p[:, :1]), torch.ones_like(p[:, :1])
         accept = []
         for s in range(drafts.shape[1]):
             slot, here = drafts[:, s : s + 1], alive[:, s : s + 1]
-            q = without(self.q, drawn)
-            accept.append((p.gather(-1, slot) / q.gather(-1, slot)).clamp(max=1.0).nan_to_num(nan=0.0))
-            rest = (p - q).clamp_(min=0.0)
-            total = rest.sum(-1, keepdim=True)
-            p = torch.where(here & (total > 0), rest / total, p)
-            drawn = drawn | torch.zeros_like(drawn).scatter(-1, slot, here)
-        return Branches(in_turn(torch.cat(accept, -1), alive), lambda rows: p[rows])
+            mass = q.sum(-1, keepdim=True)
+            used_up = (mass == 0) & here
+            if used_up.any():  # nothing of q is left, so c no longer matters: from here drafts are uniform
+                q = torch.where(used_up, (~marked(q, drafts[:, :s], alive[:, :s])).double(), q)
+                taken, mass = taken.masked_fill(used_up, 0.0), q.sum(-1, keepdim=True)
+            at = q.gather(-1, slot)
+            rest = (p.gather(-1, slot) - taken * at).clamp(min=0.0)
+            accept.append((rest * mass / (left * at)).clamp(max=1.0).nan_to_num(nan=0.0))
+            taken = torch.where(here, taken + left / mass, taken)
+            p, q = (law.scatter(-1, slot, torch.where(here, 0.0, law.gather(-1, slot))) for law in (p, q))
+            left = torch.where(here, (p - taken * q).clamp_(min=0.0).sum(-1, keepdim=True), left)
+        return Branches(in_turn(torch.cat(accept, -1), alive), lambda rows: (p - taken * q)[rows].clamp_(min=0.0))

@@ -9,8 +9,8 @@ with probability
 
 the gradient of a convex function F of b; where F − P·b is least in a box, m_j = P_j, or m_j ≤ P_j and b_j is at its
 upper bound. σ = 0 is the outer system (some draft outside H*), σ = 1 the inner one (all in H*; the slack is refusal).
-Integrals are trapezoid sums in ln t, exact to rounding at a step of 0.35: the integrands are analytic and vanish at
-both ends. No tuple of drafts is ever listed, so n costs nothing and groups cost linearly.
+Integrals are trapezoid sums in ln t, exact to rounding at small steps: the integrands are analytic and vanish at both
+ends. No tuple of drafts is ever listed, so n costs nothing and groups cost linearly.
 
 The minimum is found by Newton steps on the groups off their bounds, damped (Levenberg 1944) where a step fails to
 descend, all systems of a batch side by side. Any weights whatever give an exact coupling; good ones accept more.
@@ -23,8 +23,7 @@ from torch import Tensor
 
 __all__ = ["System", "bounds", "chosen", "scale", "solve"]
 
-_STEP = 0.35
-_NODES = 162  # reach ln t = 22 outside, 4.5 inside: past the last weight of the box
+_SPAN = 56.35  # of ln t, to 22 outside and 4.4 inside: past the last weight of the box
 _OUTER = (-34.0, -18.0, 0.0)  # first ln t, lowest b, highest b
 _INNER = (-52.0, -80.0, 18.0)
 _SCALINGS = 4
@@ -40,6 +39,7 @@ class System:
     rest: Tensor  # (R,) float64, q_0: draft mass of tokens of weight 0
     n: Tensor  # (R,) float64, drafts
     slack: Tensor  # (R,) float64, σ: 0 outer, 1 inner
+    step: float = 0.35  # of ln t; at 0.35 masses are right to 1e-12, at 0.7 to 1e-5
 
     @property
     def active(self) -> Tensor:
@@ -74,22 +74,23 @@ class _Quadrature:
 
     @classmethod
     def at(cls, system: System, b: Tensor) -> "_Quadrature":
-        first = _setting(system.slack, 0)
-        t = (first + _STEP * torch.arange(_NODES, device=b.device, dtype=torch.float64)).exp()
+        steps = torch.arange(int(_SPAN / system.step) + 1, device=b.device, dtype=torch.float64)
+        t = (_setting(system.slack, 0) + system.step * steps).exp()
         w = b.exp().where(system.active, 0.0)
         decay = torch.exp(-t[:, :, None] * w[:, None, :])
         g = system.rest[:, None] + (decay @ _live(system)[:, :, None])[:, :, 0]
         return cls(t, w, decay, g, (-system.slack[:, None] * t).exp())
 
-    def kernel(self, n: Tensor) -> Tensor:
+    def kernel(self, system: System) -> Tensor:
         """Weights (R, T) of the nodes in m_j / (Q_j w_j) = Σ kernel · decay_j."""
-        return _STEP * self.t * n[:, None] * self.fade * self.g ** (n[:, None] - 1)
+        n = system.n[:, None]
+        return system.step * self.t * n * self.fade * self.g ** (n - 1)
 
 
 def chosen(system: System, b: Tensor) -> Tensor:
     """Mass m on each group at log-weights b: (R, F) float64 -> (R, F) float64."""
     at = _Quadrature.at(system, b)
-    return _live(system) * at.w * (at.kernel(system.n)[:, None] @ at.decay)[:, 0]
+    return _live(system) * at.w * (at.kernel(system)[:, None] @ at.decay)[:, 0]
 
 
 def bounds(system: System) -> tuple[Tensor, Tensor]:
@@ -136,10 +137,10 @@ def _start(system: System) -> Tensor:
 
 def _evaluate(system: System, b: Tensor) -> _Point:
     at, n, Q = _Quadrature.at(system, b), system.n[:, None], _live(system)
-    first = at.kernel(system.n)
+    first = at.kernel(system)
     sums = torch.stack([first, first * at.t], 1) @ at.decay  # (R, 2, F)
     m = Q * at.w * sums[:, 0]
-    pairs = _STEP * n * (n - 1) * at.fade * at.g.clamp_min(_TINY) ** (n - 2)
+    pairs = system.step * n * (n - 1) * at.fade * at.g.clamp_min(_TINY) ** (n - 2)
     factor = (pairs.sqrt() * at.t)[:, :, None] * (Q * at.w)[:, None, :] * at.decay
     value = _potential(system, at) - (system.P * b).where(system.active, 0.0).sum(-1)
     return _Point(value, m, m - Q * at.w.square() * sums[:, 1], factor)
@@ -151,7 +152,7 @@ def _potential(system: System, at: _Quadrature) -> Tensor:
     rest, total = system.rest[:, None] ** n, (system.rest[:, None] + _live(system).sum(-1, keepdim=True)) ** n
     outer = (total - rest) * (-at.t).exp() + rest - at.g**n
     inner = at.fade * (total - at.g**n)
-    return _STEP * torch.where(system.slack[:, None] > 0, inner, outer).sum(-1)
+    return system.step * torch.where(system.slack[:, None] > 0, inner, outer).sum(-1)
 
 
 def _slope(system: System, b: Tensor, point: _Point) -> tuple[Tensor, Tensor]:
