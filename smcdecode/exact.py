@@ -45,6 +45,12 @@ def exact(
         raise PromptError("exact() takes one prompt: call it once for each")
     method = SMC() if method is None else method
     runs = sample(
-        target, [prompt] * (sweeps + 1), method=method, max_tokens=max_tokens, seed=seed, memory=memory, progress=progress
-    )  # type: ignore[call-overload]  # a list of prompts of one kind
+        target,
+        [prompt] * (sweeps + 1),
+        method=method,
+        max_tokens=max_tokens,
+        seed=seed,
+        memory=memory,
+        progress=progress,
+    )
     return chain_of(runs)

@@ -30,10 +30,9 @@ class NoStutter(BasePotential):
 
     def mask(self, states):
         self.given += 1
-        allowed = torch.ones(len(states), self.vocabulary.size, dtype=torch.bool)
-        for row, ids in zip(allowed, states, strict=True):
-            row[[*ids[-1:], *(sorted(self.vocabulary.eos) if len(ids) < self.least else ())]] = False
-        return allowed
+        ends = self.vocabulary.eos
+        barred = [{*ids[-1:], *(ends if len(ids) < self.least else ())} for ids in states]
+        return torch.tensor([[token not in row for token in range(self.vocabulary.size)] for row in barred])
 
 
 class DeadEnds(BasePotential):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from coupling_cases import NAMED, output_law, pair, random_pairs, tiled
-from stats import assert_frequencies
+from stats import assert_frequencies, assert_mean
 
 from smcdecode.errors import InvalidOption
 from smcdecode.infer.coupling.catalogue import COUPLINGS, Preference
@@ -115,20 +115,31 @@ def test_every_exact_coupling_is_in_the_catalogue():
     assert sorted(COUPLINGS) == sorted(coupling.name for coupling in EXACT)
 
 
+FLAT = [torch.softmax(torch.tensor(x * 8).double(), -1) for x in ([0.0, 0.5, 1.0, 0.2], [1.0, 0.0, 0.3, 0.8])]
+PEAKED = [torch.tensor([a, b] + [(1 - a - b) / 30] * 30).double() for a, b in ((0.5, 0.4), (0.9, 0.0034))]
+
+
 def test_the_preference_follows_the_laws_of_each_request():
-    """Peaked laws with a likeliest token in common are greedy drafts' own; flat ones are not; the past is forgotten."""
-    flat_p, flat_q = (
-        torch.softmax(torch.tensor(x).double(), -1) for x in ([0.0, 0.5, 1.0, 0.2] * 8, [1.0, 0.0, 0.3, 0.8] * 8)
-    )
-    peaked_p = torch.full((32,), 0.1 / 30, dtype=torch.float64)
-    peaked_p[:2] = torch.tensor([0.5, 0.4])
-    peaked_q = torch.full((32,), 0.1 / 31, dtype=torch.float64)
-    peaked_q[0] = 0.9
-    seen = Preference.start(2).observe(
-        torch.tensor([0, 1]), torch.stack([flat_p, peaked_p]), torch.stack([flat_q, peaked_q]), 3
-    )
+    """The optimal coupling serves flat laws best, greedy drafts a draft sure of itself; the past is forgotten."""
+    p, q = (torch.stack([flat, peaked]) for flat, peaked in zip(FLAT, PEAKED, strict=True))
+    seen = Preference.start(2)
+    assert seen.choice.tolist() == [0, 0]
+    for k in range(20):
+        seen = seen.observe(torch.tensor([0, 1]), p, q, uniforms(2, 3, seed=k))
     assert [Preference.CHOICES[i] for i in seen.choice] == ["global resolution", "greedy"]
-    for _ in range(20):
-        seen = seen.observe(torch.tensor([0]), peaked_p[None], peaked_q[None], 3)
+    for k in range(60):
+        seen = seen.observe(torch.tensor([0]), p[1:], q[1:], uniforms(1, 3, seed=k))
     assert [Preference.CHOICES[i] for i in seen.choice] == ["greedy", "greedy"]
-    assert Preference.start(1).choice.tolist() == [0]
+
+
+def test_the_preference_weighs_what_each_choice_accepts():
+    p, q = random_pairs(5, 400, seed=12)
+    rows = torch.arange(400)
+    seen = Preference.start(400).observe(rows, p, q, uniforms(400, 2, seed=5)).seen
+    _, independent, _ = output_law(GlobalResolution(), p, q, 2)
+    _, greedy, _ = output_law(Greedy(), p, q, 2)
+    _, _, distinct = output_law(RecursiveRejectionWithoutReplacement(), p, q, 2)
+    assert (seen[:, 1] - greedy).abs().max() < 1e-9
+    assert (seen[:, 0] - independent).min() > -1e-6
+    assert (seen[:, 0] - independent).max() < 0.01  # groups of ratios beyond 2^20 are joined
+    assert_mean(seen[:, 2] - distinct, 0.0)

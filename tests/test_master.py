@@ -157,3 +157,11 @@ def test_a_bridge_changes_no_answer(target, draft, block, strictness, bridge):
     exact = oracle(target)
     method = method_of(draft, block, strictness, "systematic", 0.9, bridge=bridge)
     assert_unbiased(runs_of(TARGETS[target][0], method), exact)
+
+
+@pytest.mark.parametrize("target", ["plain", "power 2", "product"])
+@pytest.mark.parametrize("draft", ["bad", "hot"])
+def test_automatic_strictness_is_unbiased(target, draft):
+    exact = oracle(target)
+    posteriors = runs_of(TARGETS[target][0], method_of(draft, 1, "auto", "systematic", 0.5))
+    assert_mean(moments(posteriors, exact), np.exp(exact.log_gamma) @ features(exact))

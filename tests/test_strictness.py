@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smcdecode.infer.strictness import overlap
+from smcdecode.infer.strictness import overlap, retune
 
 V = 5
 
@@ -23,7 +23,7 @@ def emitted(q, r, s):
     """Acceptance a (V,), law of the emitted token e (V,), and the weights r/e (V,) as the overlap gives them."""
     with np.errstate(divide="ignore"):
         log_q, log_r = (torch.tensor(np.log(law), dtype=torch.float32)[None].expand(V, V) for law in (q, r))
-    both = overlap(log_q, log_r, s)
+    both = overlap(log_q, log_r, torch.full((len(log_q),), s, dtype=torch.float64))
     every = torch.arange(V)
     accept = np.where(q > 0, np.nan_to_num(both.acceptance(every).numpy()), 0.0)
     redraw = both.redraw_log_weights(every)[0].double().exp().numpy()
@@ -56,3 +56,11 @@ def test_a_draft_that_is_the_target_is_never_refused(s):
     accept, _, weight = emitted(law, law, s)
     np.testing.assert_allclose(accept, 1.0, atol=1e-6)
     np.testing.assert_allclose(weight, 1.0, atol=1e-6)
+
+
+def test_automatic_strictness_rises_after_uneven_weights_and_stays_in_bounds():
+    s = torch.tensor([0.2, 0.2, 1.0, 0.02], dtype=torch.float64)
+    efficiency = torch.tensor([0.3, 0.95, 0.1, 1.0], dtype=torch.float64)
+    moved = retune(s, efficiency)
+    assert moved[0] > 0.2 > moved[1]
+    assert moved[2] == 1.0 and moved[3] == 0.02

@@ -59,7 +59,7 @@ class SMC:
         if not isinstance(self.proposal, Draft):
             return
         common = check_same(target.model.vocabulary, self.proposal.model.vocabulary)
-        if self.proposal.strictness > 0:
+        if self.proposal.strict:
             return
         if common.size < target.model.vocabulary.size:
             raise SupportError(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Literal
 
 from smcdecode.declare.target import Model, check_truncation
 from smcdecode.errors import InvalidOption
@@ -28,6 +29,7 @@ class Draft:
         strictness: s in [0, 1], how much of a bad guess is redrawn instead of being carried as weight. 0 is pure
             reweighting (SMC speculative decoding, arXiv 2604.15672: fastest, roughest); 1 is lossless speculative
             decoding inside every particle; in between weights stay correct and are far calmer for few refusals.
+            "auto" moves it from cycle to cycle by the weights of the past, for each prompt by itself.
         temperature: of the draft. None means the target's temperature divided by α, which minimises the variance
             of the weights among tempered drafts of the same model.
         top_k, top_p: truncate the draft's law. A truncated draft misses tokens the target allows, so it needs
@@ -40,7 +42,7 @@ class Draft:
     model: Model
     block: int = 4
     _: dataclasses.KW_ONLY
-    strictness: float = 0.2
+    strictness: float | Literal["auto"] = 0.2
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -48,11 +50,17 @@ class Draft:
     def __post_init__(self) -> None:
         if not isinstance(self.block, int) or self.block < 1:
             raise InvalidOption(f"block must be an integer ≥ 1 (without a draft use Local()); got {self.block!r}")
-        if not (math.isfinite(self.strictness) and 0 <= self.strictness <= 1):
-            raise InvalidOption(f"strictness must lie in [0, 1]; got {self.strictness!r}")
+        s = self.strictness
+        if s != "auto" and not (isinstance(s, (int, float)) and 0 <= s <= 1):
+            raise InvalidOption(f'strictness must lie in [0, 1], or be "auto"; got {s!r}')
         if not hasattr(self.model, "vocabulary"):
             raise InvalidOption(f"Draft needs a language model from smc.load(…); got {type(self.model).__name__}")
         check_truncation(self.temperature, self.top_k, self.top_p)
+
+    @property
+    def strict(self) -> bool:
+        """Whether some drafted tokens may be redrawn: s > 0."""
+        return self.strictness != 0
 
     @property
     def truncated(self) -> bool:

@@ -108,7 +108,7 @@ class Drafter:
         block.count[going] = k + 1
         block.ended[going] = self.is_eos[tokens]
         block.rows.append(going)
-        whole = self.spec.strictness > 0 or bool(torch.isneginf(logits.amin()))
+        whole = self.spec.strict or bool(torch.isneginf(logits.amin()))
         block.laws.append(law[alive] - norm[:, None].float() if whole else None)
 
     def _draw(self, law: Tensor, slots: Tensor, k: int) -> tuple[Tensor, Tensor]:

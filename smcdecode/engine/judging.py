@@ -33,8 +33,8 @@ class Verdict:
 class Judge:
     """Scores blocks with the target model and weighs them at a strictness."""
 
-    def __init__(self, target: Target, strictness: float, slots: Slots, passes: Passes, stats: Stats) -> None:
-        self.target, self.strictness, self.slots, self.passes, self.stats = target, strictness, slots, passes, stats
+    def __init__(self, target: Target, strict: bool, slots: Slots, passes: Passes, stats: Stats) -> None:
+        self.target, self.strict, self.slots, self.passes, self.stats = target, strict, slots, passes, stats
 
     def judge(self, block: Block, alpha: Tensor | None) -> Verdict:
         """Score a block and decide on its tokens; redrawn ones are replaced in ``block.tokens``.
@@ -94,7 +94,7 @@ class Judge:
         fertile = (~barren).nonzero()[:, 0]
         rows, law, log_z = rows[fertile], law[fertile], log_z[fertile]
         log_q = log_q[fertile] if log_q is not None else None
-        if self.strictness > 0:
+        if self.strict:
             assert log_q is not None
             ratio = self._strict(block, verdict, k, rows, log_q, law - log_z[:, None].float())
         else:
@@ -108,7 +108,7 @@ class Judge:
     def _strict(self, block: Block, verdict: Verdict, k: int, rows: Tensor, log_q: Tensor, log_r: Tensor) -> Tensor:
         """Accept or redraw token k of some rows: log r − log e of the token emitted, (m,) float64."""
         slots, tokens = block.slots[rows], block.tokens[rows, k]
-        both = overlap(log_q, log_r, self.strictness)
+        both = overlap(log_q, log_r, self.slots.strictness[self.slots.lane[slots]])
         refuse = self.slots.uniform(slots, k, Stream.ACCEPT) >= both.acceptance(tokens)
         self.stats.drafted += len(rows)
         self.stats.accepted += int((~refuse).sum())

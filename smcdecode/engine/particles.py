@@ -20,6 +20,8 @@ from smcdecode.engine.request import Request
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.stats import Stats
 from smcdecode.engine.twist import Death, Twist
+from smcdecode.infer.strictness import START, retune
+from smcdecode.infer.weights import ess
 from smcdecode_kernels import reference
 
 __all__ = ["ParticleEngine"]
@@ -34,13 +36,14 @@ class ParticleEngine:
         self.target, self.method, self.stats = target, method, stats
         spec = method.proposal if isinstance(method.proposal, Draft) else None
         self.spec = spec
+        self._strictness = 0.0 if spec is None else START if spec.strictness == "auto" else float(spec.strictness)
         self.passes = Passes(target.model, spec.model if spec else None, pages, page_size, stats)  # type: ignore[arg-type]
         self.slots = Slots(lanes, method.particles, max_tokens, PagePool(pages), page_size)
         self.twist = Twist(target.potentials, lanes * method.particles, target.model.vocabulary)
         self.is_eos = torch.zeros(target.model.vocabulary.size, dtype=torch.bool)
         self.is_eos[sorted(target.model.vocabulary.eos)] = True
         self.drafter = Drafter(spec, self.slots, self.passes, self.twist, self.is_eos, self._temperature)
-        self.judge = Judge(target, spec.strictness if spec else 0.0, self.slots, self.passes, stats)
+        self.judge = Judge(target, spec.strict if spec else False, self.slots, self.passes, stats)
         self.bonus_law = torch.empty(0, target.model.vocabulary.size)  # rows that slots.next_row points into
         self.deaths: list[list[Death]] = [[] for _ in range(lanes)]
         self._first: list[tuple[Tensor, Tensor]] = []  # lanes just read, and the target's logits behind their prompts
@@ -50,7 +53,7 @@ class ParticleEngine:
     def prefill(self, lanes: Sequence[int], requests: Sequence[Request]) -> None:
         """Read the prompts of new requests, once each for target and draft."""
         index = torch.tensor(lanes)
-        self.slots.open(index, requests)
+        self.slots.open(index, requests, self._strictness)
         for lane, request in zip(lanes, requests, strict=True):
             self.deaths[lane] = []
             self.twist.start(range(lane * self.slots.N, (lane + 1) * self.slots.N), request.prompt)
@@ -96,12 +99,25 @@ class ParticleEngine:
             verdict = self.judge.judge(block, self._exponents(writing))
         increments[writing] += verdict.log_w
         slots.log_p[writing] += verdict.log_p
+        if self.spec is not None and self.spec.strictness == "auto":
+            self._retune(writing, verdict.log_w)
         slots.write(writing, block.tokens, verdict.kept)
         slots.cached[writing] = slots.length[writing] - verdict.refused.long()
         slots.lag[writing] = torch.where(verdict.refused | (block.count == 0), 1, 2)
         slots.next_row[writing[verdict.bonus]] = offset + torch.arange(len(verdict.bonus))
         self._mark_finished(writing[verdict.kept > 0])
         return verdict.bonus_law
+
+    def _retune(self, writing: Tensor, log_w: Tensor) -> None:
+        """Strictness of the next cycle from this one's weights, a lane at a time."""
+        w = torch.full(self.slots.length.shape, -torch.inf, dtype=torch.float64)
+        w[writing] = log_w
+        w = w.view(self.slots.lanes, self.slots.N)
+        writers = torch.zeros_like(self.slots.finished)
+        writers[writing] = True
+        count = writers.view_as(w).sum(-1)
+        tuned = retune(self.slots.strictness, ess(w) / count.clamp(min=1))
+        self.slots.strictness = torch.where(count > 1, tuned, self.slots.strictness)
 
     def _first_law(self, increments: Tensor) -> Tensor:
         """Laws of the first tokens: a row a lane, shared by its particles, which draw from it independently."""

@@ -48,13 +48,14 @@ class Slots:
         self.seed = torch.zeros(lanes, dtype=torch.int64)
         self.cycle = torch.zeros(lanes, dtype=torch.int64)
         self.cap = torch.zeros(lanes, dtype=torch.int64)
+        self.strictness = torch.zeros(lanes, dtype=torch.float64)  # s of each lane's next cycle
 
     def of(self, lanes: Tensor) -> Tensor:
         """The slots of some lanes, lane by lane: (n,) int64 → (n · N,) int64."""
         return (lanes[:, None] * self.N + torch.arange(self.N)).flatten()
 
-    def open(self, lanes: Tensor, requests: Sequence[Request]) -> None:
-        """Hand lanes (n,) to requests: pages for their prompts, N empty particles each."""
+    def open(self, lanes: Tensor, requests: Sequence[Request], strictness: float = 0.0) -> None:
+        """Hand lanes (n,) to requests: pages for their prompts, N empty particles each, s to begin with."""
         slots, lengths = self.of(lanes), [len(request.prompt.tokens) for request in requests]
         pages = [-(-n // self.page_size) for n in lengths]
         for lane, prefix in zip(lanes.tolist(), torch.split(self.pool.take(sum(pages)), pages), strict=True):
@@ -63,6 +64,7 @@ class Slots:
         self.seed[lanes] = torch.tensor([request.seed for request in requests])
         self.cap[lanes] = torch.tensor([request.max_tokens for request in requests])
         self.cycle[lanes] = 0
+        self.strictness[lanes] = strictness
         for name in _ZERO_AT_FIRST:
             getattr(self, name)[slots] = 0
         self.lag[slots] = 1

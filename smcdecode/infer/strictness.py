@@ -21,7 +21,11 @@ import dataclasses
 import torch
 from torch import Tensor
 
-__all__ = ["Overlap", "overlap"]
+__all__ = ["START", "Overlap", "overlap", "retune"]
+
+START = 0.2  # where automatic strictness begins
+_WANTED = 0.8  # effective share of the particles that automatic strictness wants to be left by one cycle's weights
+_RISE, _FALL, _LEAST = 1.5, 0.9, 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Overlap:
 
     q: Tensor  # (n, V) float32, the law the tokens were drawn from
     r: Tensor  # (n, V) float32, the target's local law
-    strictness: float  # s in (0, 1]
+    strictness: Tensor  # (n,) float64, s in (0, 1]
     keep: Tensor  # (n,) float64, c
     refused: Tensor  # (n,) float64, 1 − c A
     excess: Tensor  # (n,) float64, D
@@ -46,27 +50,41 @@ class Overlap:
 
     def log_ratio(self, tokens: Tensor) -> Tensor:
         """The log r(x) − log e(x) of one emitted token a row: (n,) int64 → (n,) float64; exactly 0 at s = 1."""
-        if self.strictness == 1.0:
-            return torch.zeros(len(tokens), dtype=torch.float64)
         q, r = _at(self.q, tokens), _at(self.r, tokens)
         redrawn = (r - q).clamp(min=0.0) * (self.refused / self.excess.clamp(min=1e-300))
-        return r.log() - (self.keep * torch.minimum(q, r / self.strictness) + redrawn).log()
+        ratio = r.log() - (self.keep * torch.minimum(q, r / self.strictness) + redrawn).log()
+        return ratio.masked_fill(self.strictness == 1.0, 0.0)
 
 
-def overlap(log_q: Tensor, log_r: Tensor, strictness: float) -> Overlap:
+def overlap(log_q: Tensor, log_r: Tensor, strictness: Tensor) -> Overlap:
     """Compare the drafted law with the target's, a row for each position.
 
     Args:
         log_q: (n, V) float32, normalised log-law the tokens were drawn from.
         log_r: (n, V) float32, normalised local law of the target.
-        strictness: s in (0, 1].
+        strictness: (n,) float64, s in (0, 1].
     """
     q, r = log_q.exp(), log_r.exp()
-    over = (q - r / strictness).clamp_(min=0.0).sum(-1, dtype=torch.float64)  # 1 − A, without its cancellation
+    over = (
+        (q - r / strictness[:, None].float()).clamp_(min=0.0).sum(-1, dtype=torch.float64)
+    )  # 1 − A, without its cancellation
     excess = (r - q).clamp_(min=0.0).sum(-1, dtype=torch.float64)
     refused = torch.maximum(over, strictness * excess).clamp(max=1.0)
     keep = (1.0 - refused) / (1.0 - over).clamp(min=1e-300)
     return Overlap(q, r, strictness, keep, refused, excess)
+
+
+def retune(strictness: Tensor, efficiency: Tensor) -> Tensor:
+    """The strictness of the next cycle, from the last one's: stricter after uneven weights, laxer after even ones.
+
+    It looks only at the past, so every weight stays proper and E[Ẑ] = Z holds.
+
+    Args:
+        strictness: (G,) float64, s of the cycle that ended.
+        efficiency: (G,) float64, ESS over N of that cycle's incremental weights.
+    """
+    moved = torch.where(efficiency < _WANTED, strictness * _RISE, strictness * _FALL)
+    return moved.clamp(_LEAST, 1.0)
 
 
 def _at(law: Tensor, tokens: Tensor) -> Tensor:

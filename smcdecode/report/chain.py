@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -78,6 +77,5 @@ def chain_of(runs: Sequence[Posterior]) -> ExactAnswer:
 
 
 def _uniform(seed: int, i: int) -> float:
-    words: Any = [torch.tensor(x) for x in (seed, i, 0, 0)]
-    return float(reference.uniform(*words, Stream.CHAIN))
-
+    key, count, zero = (torch.tensor(x) for x in (seed, i, 0))
+    return float(reference.uniform(key, count, zero, zero, Stream.CHAIN))

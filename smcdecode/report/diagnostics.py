@@ -145,7 +145,7 @@ def advice(record: Record) -> list[str]:
     if step.chi2 <= CALM:
         return []
     tips = []
-    if asked.block and asked.strictness < 1:
+    if asked.block and isinstance(asked.strictness, float | int) and asked.strictness < 1:
         tips.append(f"raise strictness (now {asked.strictness:g})")
     if asked.block > 1:
         tips.append(f"shorter block (now {asked.block})")

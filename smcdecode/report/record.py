@@ -41,7 +41,7 @@ class Asked:
     potentials: tuple[str, ...]
     method: str
     block: int  # drafted tokens a cycle; 0 without a draft
-    strictness: float
+    strictness: float | str
     threshold: float  # resampled when ESS < threshold·N
     prompt: str | None  # None where only ids were given to a model without a tokenizer
     prompt_tokens: tuple[int, ...]
@@ -55,7 +55,7 @@ class Asked:
         request, proposal = outcome.request, getattr(method, "proposal", None)
         return cls(
             str(target), target.plain, float(target.alpha), tuple(psi.name for psi in target.potentials),
-            describe(method), int(getattr(proposal, "block", 0)), float(getattr(proposal, "strictness", 0.0)),
+            describe(method), int(getattr(proposal, "block", 0)), getattr(proposal, "strictness", 0.0),
             float(getattr(method, "threshold", 0.0)), _prompt_text(request.prompt, target.model.vocabulary),
             request.prompt.tokens, request.max_tokens, seed, request.seed,
         )  # fmt: skip

@@ -10,7 +10,6 @@ is the most these drafts allow. For n = 2 the drafts have the law of SpecHub (Su
 
 import dataclasses
 
-import torch
 from torch import Tensor
 
 from smcdecode.infer.coupling.drafting import TOP_PLUS_ONE, Drafting, marked, without
