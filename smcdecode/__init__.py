@@ -14,26 +14,36 @@ from smcdecode.errors import (
     PromptError,
     SMCDecodeError,
     SupportError,
+    UnsupportedGrammar,
     UnsupportedModel,
     UnsupportedTarget,
     VocabularyMismatch,
 )
 from smcdecode.exact import exact
 from smcdecode.potentials.contract import check_potential
+from smcdecode.potentials.grammar import Grammar
 from smcdecode.potentials.potential import BasePotential, Potential, potential
+from smcdecode.potentials.predicate import Predicate
+from smcdecode.potentials.regex import Regex
+from smcdecode.potentials.regions import After, Between
 from smcdecode.potentials.reward import Reward
+from smcdecode.potentials.schema import JsonSchema
 from smcdecode.report.chain import ExactAnswer
 from smcdecode.report.posterior import Posterior
 from smcdecode.sample import sample
 
 __all__ = [
     "SMC",
+    "After",
     "Autoregressive",
     "BasePotential",
+    "Between",
     "Draft",
     "ExactAnswer",
+    "Grammar",
     "InvalidOption",
     "InvalidWeight",
+    "JsonSchema",
     "Local",
     "MultiDraft",
     "NoSurvivors",
@@ -41,12 +51,15 @@ __all__ = [
     "Posterior",
     "Potential",
     "PotentialError",
+    "Predicate",
     "PromptError",
+    "Regex",
     "Reward",
     "SMCDecodeError",
     "Speculative",
     "SupportError",
     "Target",
+    "UnsupportedGrammar",
     "UnsupportedModel",
     "UnsupportedTarget",
     "VocabularyMismatch",

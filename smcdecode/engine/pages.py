@@ -19,7 +19,7 @@ class PagePool:
         self.counts = torch.zeros(pages + 1, dtype=torch.int64)
         self.peak = 0
         self.used = 0
-        self._free = torch.arange(pages, 0, -1)  # a stack; refilled from the counts when it runs out
+        self._free = torch.arange(1, pages + 1)  # a queue; refilled from the counts when it runs out
 
     @property
     def size(self) -> int:
@@ -32,7 +32,7 @@ class PagePool:
         return self.size - self.used
 
     def take(self, n: int) -> Tensor:
-        """Hand out n free pages with count 1: (n,) int64.
+        """Hand out n free pages with count 1: (n,) int64, in ascending runs, which are read without gathering.
 
         Raises:
             OutOfPages: when fewer than n are free; nothing is taken then.
@@ -40,9 +40,8 @@ class PagePool:
         if n > self.free:
             raise OutOfPages(f"{n} pages wanted, {self.free} of {self.size} free: raise memory=, or lower particles=")
         if n > len(self._free):
-            free = (self.counts[1:] == 0).nonzero()[:, 0] + 1
-            self._free = free.flip(0)
-        taken, self._free = self._free[len(self._free) - n :], self._free[: len(self._free) - n]
+            self._free = (self.counts[1:] == 0).nonzero()[:, 0] + 1
+        taken, self._free = self._free[:n], self._free[n:]
         self.counts[taken] = 1
         self.used += n
         self.peak = max(self.peak, self.used)

@@ -36,6 +36,11 @@ class Entry:
         return str(pattern.value) if isinstance(pattern, PatternStr) and not pattern.flags else None
 
     @property
+    def word(self) -> bool:
+        """Whether this is a word, in upper or lower case perhaps."""
+        return isinstance(self.terminal.pattern, PatternStr) and self.terminal.pattern.value.isidentifier()
+
+    @property
     def outcome(self) -> str:
         """The expression after the contest."""
         if not self.losses:

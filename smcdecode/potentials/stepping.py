@@ -75,12 +75,11 @@ def cuts(contest: Contest, rules: Alternatives, start: str, ignored: Sequence[st
     behind |= {name: used | behind.get(name, set()) for name in ignored}
     found: dict[str, Cut] = {}
     for longer in sorted(used):
-        troubles = [
-            t for t in _Stepping(contest, behind, ignored, longer).troubles(sorted(used)) if longer not in found
-        ]
+        stepping = _Stepping(contest, behind, ignored, longer)
+        troubles = list(stepping.troubles(sorted(used)))
         if not troubles:
             continue
-        cut = None if longer in ignored else _cut(contest.entries[longer], contest.flags, troubles)
+        cut = None if longer in ignored else stepping.cut(troubles, sorted(used))
         if cut is not None:
             found[longer] = cut
         else:
@@ -102,21 +101,38 @@ class _Stepping:
         if self.closed and self.contest.groups:
             return
         for name in names:
-            entry = self.contest.entries[name]
-            together = [g for g in self.contest.groups if name in g and self.longer.terminal.name in g]
+            entry, together = self.contest.entries[name], self._together(name)
             if (together or not self.contest.groups) and self._likely(entry):
                 onward = f"({entry.outcome}) ({self._onward(name)})"
                 if nonempty(f"({onward}) & {self.begun} & ~({self._taken(entry, together)})"):
                     yield f"({onward}) & ~({entry.expression})"
 
+    def cut(self, troubles: Sequence[str], names: Sequence[str]) -> Cut | None:
+        """The first cut after which neither the first part nor its rivals run past the end of the other."""
+        rivals = [self.contest.entries[n] for n in names if self._together(n) or not self.contest.groups]
+        begun = [_begun(rival, self.contest.flags) for rival in rivals if rival is not self.longer]
+        items, flags, printer = _items(self.longer, self.contest.flags)
+        for i in range(1, len(items)):
+            first, rest = (f"/{printer.whole(part, flags)}/" for part in (items[:i], items[i:]))
+            ahead, onward = (f"/{printer.beginnings(part, flags)}/" for part in (items[:i], items[i:]))
+            past = [f"({trouble}) & {ahead}" for trouble in troubles]
+            past += [f"({first} ({onward} & {SOMETHING})) & ~{first} & {rival}" for rival in begun]
+            if not nonempty(f'{first} & ""') and not any(map(nonempty, past)):
+                optional = nonempty(f'{rest} & ""')
+                return Cut(first, f"{rest} & {SOMETHING}" if optional else rest, optional)
+        return None
+
+    def _together(self, name: str) -> list[frozenset[str]]:
+        """The places where a terminal is tried beside the longer one."""
+        return [group for group in self.contest.groups if {name, self.longer.terminal.name} <= group]
+
     def _likely(self, shorter: Entry) -> bool:
         """A quick look, for most pairs have nothing in common."""
-        if self.longer.text is None:
-            return shorter.text is None or nonempty(f"({shorter.expression} {SOMETHING}) & {self.begun}")
-        if shorter.text is None:
-            return nonempty(f"(({shorter.expression}) {SOMETHING}) & {self.begun}")
-        words = shorter.text.isidentifier() and self.longer.text.isidentifier()
-        return not words and self.longer.text.startswith(shorter.text) and self.longer is not shorter
+        if shorter.word and self.longer.word:
+            return False
+        if shorter.text is not None and self.longer.text is not None:
+            return self.longer.text.startswith(shorter.text) and self.longer is not shorter
+        return nonempty(f"(({shorter.expression}) {SOMETHING}) & {self.begun}")
 
     def _onward(self, name: str) -> str:
         """What can follow a terminal, or a beginning of it; something."""
@@ -131,19 +147,6 @@ class _Stepping:
             return shorter.expression
         always = sorted(frozenset.intersection(*together) | {shorter.terminal.name, self.longer.terminal.name})
         return " | ".join(f"({self.contest.entries[name].expression})" for name in always)
-
-
-def _cut(longer: Entry, flags: int, troubles: Sequence[str]) -> Cut | None:
-    """The first cut after which no trouble is left."""
-    items, flags, printer = _items(longer, flags)
-    for i in range(1, len(items)):
-        first, rest = (f"/{printer.whole(part, flags)}/" for part in (items[:i], items[i:]))
-        begun = f"/{printer.beginnings(items[:i], flags)}/"
-        calm = not any(nonempty(f"({trouble}) & {begun}") for trouble in troubles)
-        if calm and not nonempty(f'{first} & ""'):
-            optional = nonempty(f'{rest} & ""')
-            return Cut(first, f"{rest} & {SOMETHING}" if optional else rest, optional)
-    return None
 
 
 def _items(entry: Entry, flags: int) -> tuple[list[Item], int, Printer]:
