@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["cumulative", "draw", "log_law", "log_norm", "uniform"]
+__all__ = ["Urn", "cumulative", "draw", "log_law", "log_norm", "uniform"]
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -132,6 +132,39 @@ def _invert(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     high = cdf.gather(-1, item)
     low = cdf.gather(-1, (item - 1).clamp_min(0)) * (item > 0)
     return item[:, 0], ((u[:, None] - low) / (high - low))[:, 0].clamp(0.0, _BELOW_ONE)
+
+
+class Urn:
+    """Rows of weights from which tokens are drawn and taken away, one at a time, in the two levels of :func:`draw`.
+
+    What is left is summed anew and never found by subtraction, so it is right to rounding even where all but a
+    trillionth of the weight has been taken.
+
+    Args:
+        log_weights: (n, V) float32 or float64, unnormalised; -inf is weight zero. They stay as they are.
+    """
+
+    def __init__(self, log_weights: Tensor) -> None:
+        self._w, self._top = _scaled(log_weights)  # (n, C, c), (n,) float64
+        self._sums = self._w.sum(-1).double()  # (n, C)
+
+    def log_left(self, rows: Tensor) -> Tensor:
+        """Log of the weight left in some rows: (m,) int64 → (m,) float64, -inf where nothing is."""
+        return self._sums[rows].sum(-1).log() + self._top[rows]
+
+    def draw(self, rows: Tensor, u: Tensor) -> Tensor:
+        """One token of each of some rows, in proportion to what is left: (m,) int64, (m,) float64 → (m,) int64.
+
+        A row with nothing left gives a token that means nothing.
+        """
+        chunk, rest = _invert(self._sums[rows], u)
+        return chunk * self._w.shape[-1] + _invert(self._w[rows, chunk].double(), rest)[0]
+
+    def take(self, rows: Tensor, tokens: Tensor) -> None:
+        """Take one token away from each of some rows, all different: (m,) int64 each."""
+        chunk = tokens // self._w.shape[-1]
+        self._w[rows, chunk, tokens % self._w.shape[-1]] = 0.0
+        self._sums[rows, chunk] = self._w[rows, chunk].sum(-1).double()
 
 
 def log_law(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:

@@ -127,7 +127,7 @@ def test_the_published_form_is_optimal_where_it_leaves_nothing_out(V, n):
 
 def test_the_published_truncation_is_approximate_within_its_bound():
     p, q = random_pairs(5, 30, seed=90)
-    coupling = SetSoftmax(top_k=3)
+    coupling = SetSoftmax(top_k=3, iterations=200)
     law, hit, _ = output_law(coupling, p, q, 2)
     off, left_out = (law - p).abs().sum(-1), coupling.prepare(p, q, 2).left_out
     assert (off <= 15 * left_out + 1e-6).all()

@@ -133,6 +133,8 @@ class TorchView:
         """See :class:`View`."""
         self.store.write(layer, self.new, key, value)
         rule = Rule(scaling, window, softcap)
+        if self.whole and not self.shared:
+            return self.pools[0].attend(self.store, layer, query, rule)[0]
         out, lse = self._own(layer, query, key, value, rule)  # (T, heads, value_dim), (T, heads)
         for shared in self.shared:
             out = shared.merge(self.store, layer, query, out, lse, rule)
@@ -141,13 +143,14 @@ class TorchView:
     def _own(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of all queries over everything but the prompts that are read apart."""
         if self.whole:
-            return self.pools[0].attend(self.store, layer, query, rule)
+            out, lse = self.pools[0].attend(self.store, layer, query, rule)
+            return out, self.pools[0].sums(lse)
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         lse = query.new_empty(query.shape[:2], dtype=torch.float32)
         for pool in self.pools:
             part, part_lse = pool.attend(self.store, layer, query.index_select(0, pool.tokens), rule)
             out.index_copy_(0, pool.tokens, part)  # a padding query repeats its table's last one, and its result
-            lse.index_copy_(0, pool.tokens, part_lse)
+            lse.index_copy_(0, pool.tokens, pool.sums(part_lse))
         for row in self.fresh:
             new = slice(row.token, row.token + row.q_len)
             out[new], lse[new] = causal(query[new], key[new], value[new], rule)
@@ -277,7 +280,7 @@ class _Pool:
         return self._in_order and len(self.tokens) == total
 
     def attend(self, store: KVStore, layer: int, query: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-        """Output (E · Q, heads, value_dim) and log-sum-exp (E · Q, heads) of queries (E · Q, heads, key_dim)."""
+        """Output (E · Q, heads, value_dim), and log-sum-exp for ``sums``, of queries (E · Q, heads, key_dim)."""
         key, value = store.split(layer, store.read(layer, self.slots))
         heads, fold = key.shape[1], query.shape[1] // key.shape[1]  # ``fold`` query heads share a key head
         folded = query.view(self.entries, self.width, heads, fold, -1).transpose(1, 2)
@@ -289,8 +292,11 @@ class _Pool:
             rule,
         )
         out = out.view(self.entries, heads, self.width, fold, -1).transpose(1, 2)
-        lse = lse.view(self.entries, heads, self.width, fold).transpose(1, 2)
-        return out.reshape(len(query), heads * fold, -1), lse.reshape(len(query), heads * fold)
+        return out.reshape(self.entries * self.width, heads * fold, -1), lse
+
+    def sums(self, lse: Tensor) -> Tensor:
+        """Log-sum-exp as :meth:`attend` returned it, per query and head: (E · Q, heads)."""
+        return torch.unflatten(lse, 2, (self.width, -1)).transpose(1, 2).reshape(self.entries * self.width, -1)
 
     def _mask(self, window: int | None, fold: int, dtype: torch.dtype) -> Tensor | None:
         """Additive mask (E, 1, Q · fold or 1, L); None where every query sees every key."""

@@ -52,7 +52,8 @@ class KVStore:
     def __init__(self, layout: Layout, pages: int, page_size: int) -> None:
         self.layout, self.pages, self.page_size = layout, pages, page_size
         self.bytes_moved = 0
-        widths = [layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layout.layers]
+        self._shapes = [astuple(layer) for layer in layout.layers]
+        widths = [heads * (key_dim + value_dim) for heads, key_dim, value_dim in self._shapes]
         self._rows = [  # a row per slot, where slot = page · page_size + offset
             torch.zeros(pages * page_size, width, dtype=layout.dtype, device=layout.device) for width in widths
         ]
@@ -62,7 +63,7 @@ class KVStore:
 
     def split(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The keys (n, kv_heads, key_dim) and values (n, kv_heads, value_dim) that rows of a layer hold."""
-        heads, key_dim, value_dim = astuple(self.layout.layers[layer])
+        heads, key_dim, value_dim = self._shapes[layer]
         cut = heads * key_dim
         return rows[:, :cut].view(-1, heads, key_dim), rows[:, cut:].view(-1, heads, value_dim)
 

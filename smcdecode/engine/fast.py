@@ -10,7 +10,7 @@ Three things, each of which can be deleted:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from smcdecode.engine.attention import Rule, View
 
-__all__ = ["Cuts", "FusedLayer", "Packed", "PackedLinear", "Rows", "packable", "quicken", "row_parts"]
+__all__ = ["Cuts", "FusedLayer", "Packed", "PackedLinear", "Rows", "packable", "quicken", "row_parts", "straighten"]
 
 NARROW, WIDE, WIDE_LEAST = 32, 64, 40  # oneDNN's bfloat16 kernels sum alike for 2 … 32 rows, and for 37 … 64
 CLOSE = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # relative difference at which a fused layer is the original
@@ -211,8 +211,8 @@ class FusedLayer(nn.Module):
             query, key, value = qkv.tensor_split((self.heads, self.turned), 1)
             qkv = torch.cat([self.q_norm(query), self.k_norm(key), value], 1)
         cos, sin = self.angles.of(embeddings)
-        qkv = torch.addcmul(qkv * cos, qkv.roll(self.dim // 2, -1), sin)  # rotary embedding; values stay
-        query, key, value = qkv.tensor_split((self.heads, self.turned), 1)
+        swapped = qkv.view(len(h), -1, 2, self.dim // 2).flip(2).view(qkv.shape)
+        query, key, value = torch.addcmul(qkv * cos, swapped, sin).tensor_split((self.heads, self.turned), 1)
         scaling, window, softcap = self.rule
         return view.attend(self.index, query, key, value, scaling=scaling, window=window, softcap=softcap).flatten(1)
 
@@ -225,13 +225,51 @@ class RMS:
 
     def __init__(self, module: Any) -> None:
         self.weight = torch.cat([module.weight, module.weight])
+        self.signs = module.weight.new_tensor([[1.0], [-1.0]])
         self.width = len(module.weight)
         self.eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norm over the last dimension of x (…, width)."""
-        both = torch.cat([x, -x], -1)
+        both = (x[..., None, :] * self.signs).flatten(-2)
         return torch.layer_norm(both, (2 * self.width,), self.weight, None, self.eps)[..., : self.width]
+
+
+class Logits(NamedTuple):
+    """What :class:`FusedModel` returns, under the name that transformers uses."""
+
+    logits: Tensor
+
+
+class FusedModel(nn.Module):
+    """Embedding, fused layers, last norm and head of a model, without the bookkeeping around them.
+
+    Args:
+        model: the original, all its decoder layers fused.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        base = model.base_model
+        self.embed, self.rotary, self.head = base.embed_tokens, base.rotary_emb, model.lm_head
+        self.layers, self.norm = list(base.layers), RMS(base.norm)
+
+    def forward(
+        self,
+        *,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        view: View,
+        logits_to_keep: Tensor | None = None,
+        **_others: Any,
+    ) -> Logits:
+        """Logits (1, R, vocabulary) of input_ids (1, T) at the rows to keep."""
+        x = self.embed(input_ids)
+        angles = self.rotary(x, position_ids)
+        for layer in self.layers:
+            x = layer.forward(x, position_embeddings=angles, view=view)
+        kept = x if logits_to_keep is None else x[:, logits_to_keep]
+        return Logits(self.head(self.norm(kept)))
 
 
 def _together(projections: Sequence[Any], rows: Rows) -> Packed:
@@ -295,6 +333,30 @@ def quicken(module: PreTrainedModel, rules: Sequence[Rule], calls: Mapping[nn.Mo
     return cuts
 
 
+def straighten(module: PreTrainedModel, **trial: Any) -> nn.Module:
+    """The model without its bookkeeping, if it is no more than its fused layers, an embedding, a norm and a head.
+
+    Args:
+        module: after :func:`quicken`.
+        trial: keyword arguments of a pass, to compare the two on.
+    """
+    whole: nn.Module = module
+    base = module.base_model
+    parts = [{name for name, _ in of.named_children()} for of in (base, module)]
+    if parts != [{"embed_tokens", "layers", "norm", "rotary_emb"}, {module.base_model_prefix, "lm_head"}]:
+        return whole
+    if not all(type(layer) is FusedLayer for layer in base.layers) or type(base.embed_tokens) is not nn.Embedding:
+        return whole
+    straight = FusedModel(module)
+    new, old = straight(**trial).logits, module(use_cache=False, **trial).logits
+    return straight if _close(new, old, old) else whole
+
+
+def _close(new: Tensor, old: Tensor, scale: Tensor) -> bool:
+    """Whether two results differ by rounding only, measured against ``scale``."""
+    return bool((new - old).float().norm() <= CLOSE.get(old.dtype, 0.0) * scale.float().norm())
+
+
 def _agree(layer: Any, fused: FusedLayer, call: Mapping[str, Any]) -> bool:
     """Whether both add the same to a small random input, to rounding."""
     angles, weight = call.get("position_embeddings"), layer.input_layernorm.weight
@@ -304,5 +366,4 @@ def _agree(layer: Any, fused: FusedLayer, call: Mapping[str, Any]) -> bool:
     old, new = (run(x, **call) for run in (layer, fused))
     if not isinstance(old, Tensor):
         return False
-    added, error = (old - x).float().norm(), (new - old).float().norm()
-    return bool(error <= CLOSE.get(x.dtype, 0.0) * added)
+    return _close(new, old, old - x)

@@ -90,8 +90,8 @@ def _default_dtype(config: Any, device: torch.device) -> torch.dtype:
 
 def _quick_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 matrices in hardware."""
-    features = torch.cpu.get_capabilities()
-    return any(features.get(name) for name in ("amx_bf16", "avx512_bf16", "arm_bf16", "bf16"))
+    features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return bool(torch.cpu._is_avx512_bf16_supported() or features.get("amx_bf16") or features.get("arm_bf16"))
 
 
 def _name_of(model: PreTrainedModel) -> str:
@@ -107,7 +107,7 @@ def _wrap(module: PreTrainedModel, tokenizer: Any, name: str) -> LanguageModel:
     else:
         vocabulary = Vocabulary.from_tokenizer(tokenizer, eos, found.width)
     return LanguageModel(
-        module,
+        found.module,
         name=name,
         vocabulary=vocabulary,
         tokenizer=tokenizer,

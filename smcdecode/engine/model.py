@@ -45,7 +45,7 @@ class LanguageModel(Algebra):
 
     def __init__(
         self,
-        module: PreTrainedModel,
+        module: nn.Module,
         *,
         name: str,
         vocabulary: Vocabulary,

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from smcdecode.engine.attention import Batch, Rule, View, causal, plan
 from smcdecode.engine.cache import KVStore, LayerShape, Layout
-from smcdecode.engine.fast import Cuts, packable, quicken
+from smcdecode.engine.fast import Cuts, packable, quicken, straighten
 from smcdecode.engine.model import ATTENTION, register_attention
 from smcdecode.errors import UnsupportedModel
 
@@ -70,18 +70,20 @@ class Examined:
     """What the trial of a model showed.
 
     Attributes:
+        module: what to call: the model itself, or a quicker equal.
         layout: of its keys and values.
         width: of its logits.
         cuts: how its packed layers are told to cut a pass; None where nothing is packed.
     """
 
+    module: nn.Module
     layout: Layout
     width: int
     cuts: Cuts | None
 
 
 @torch.inference_mode()
-def examine(module: PreTrainedModel, name: str, *, fast: bool = True) -> Examined:
+def examine(module: PreTrainedModel, name: str) -> Examined:
     """Set paged attention on a model, make it fast if it is on a CPU, and try it.
 
     Raises:
@@ -96,11 +98,13 @@ def examine(module: PreTrainedModel, name: str, *, fast: bool = True) -> Examine
     with _noting_calls(module) as calls:
         _run(module, tokens[:HEAD], torch.arange(HEAD), recorder, name)
     layout = Layout(recorder.shapes(module.config, name), module.dtype, module.device)
-    cuts = None
-    if fast and packable(module):
+    runs, cuts = module, None
+    if packable(module):
         cuts = quicken(module, [rule for _, _, rule in recorder.calls], calls)
-    _compare(_paged(module, tokens, layout, name), expected[HEAD - 1 :], name)
-    return Examined(layout, expected.shape[-1], cuts)
+        at = torch.arange(HEAD)
+        runs = straighten(module, input_ids=tokens[None, :HEAD], position_ids=at[None], view=_Recorder())
+    _compare(_paged(runs, tokens, layout, name), expected[HEAD - 1 :], name)
+    return Examined(runs, layout, expected.shape[-1], cuts)
 
 
 @contextmanager
@@ -150,7 +154,7 @@ def _attach(module: PreTrainedModel, name: str) -> None:
         raise UnsupportedModel(f"{name} does not use transformers' attention interface: {error}") from error
 
 
-def _run(module: PreTrainedModel, tokens: Tensor, positions: Tensor, view: View, name: str) -> Tensor:
+def _run(module: nn.Module, tokens: Tensor, positions: Tensor, view: View, name: str) -> Tensor:
     try:
         out = module(input_ids=tokens[None], position_ids=positions.to(tokens.device)[None], use_cache=False, view=view)
     except TypeError as error:
@@ -202,7 +206,7 @@ def _is_windowed(config: Any, layer: int) -> bool:
     return layer < len(types) and types[layer] == "sliding_attention"
 
 
-def _paged(module: PreTrainedModel, tokens: Tensor, layout: Layout, name: str) -> Tensor:
+def _paged(module: nn.Module, tokens: Tensor, layout: Layout, name: str) -> Tensor:
     """Logits of the tokens from the prompt's last on, by a pass over the prompt and one over two rows that share it."""
     store = KVStore(layout, 12, 4)
     tail = TRIAL - HEAD
