@@ -5,13 +5,14 @@ state: a uniform is a function of its key and counter (Salmon et al., "Parallel 
 SC 2011), so a draw depends on its request alone, never on what else shares the batch.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Urn", "cumulative", "draw", "log_law", "log_norm", "uniform"]
+__all__ = ["Urn", "cumulative", "draw", "exp_", "log_", "log_law", "log_norm", "uniform"]
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -114,6 +115,21 @@ def log_norm(log_weights: Tensor) -> Tensor:
     return w.sum(-1).double().sum(-1).log() + top
 
 
+def exp_(x: Tensor) -> Tensor:
+    """Exponentials in place, 0 where they are below the smallest normal number (2.4e-38 in float32) or x is -inf.
+
+    On CPUs torch's own takes ten times as long on such numbers as on others, and masked rows are full of them.
+    """
+    tiny = torch.finfo(x.dtype).tiny
+    return torch.threshold_(x.clamp_(min=math.log(1.5 * tiny)).exp_(), 2 * tiny, 0.0)
+
+
+def log_(x: Tensor) -> Tensor:
+    """Logarithms of non-negative numbers in place, -inf where those are 0 or below what :func:`exp_` keeps."""
+    tiny = torch.finfo(x.dtype).tiny
+    return torch.threshold_(x.clamp_(min=tiny).log_(), math.log(2 * tiny), -math.inf)
+
+
 def _scaled(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights over their row's largest, padded with zeros to whole chunks (n, C, c), and its log (n,) float64."""
     n, V = log_weights.shape
@@ -121,7 +137,7 @@ def _scaled(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     top = log_weights.amax(-1, keepdim=True).clamp_min(torch.finfo(log_weights.dtype).min)  # a dead row: exp(-inf)
     w = log_weights.new_empty(n, -(-V // chunk) * chunk)
     w[:, V:] = 0.0
-    torch.sub(log_weights, top, out=w[:, :V]).exp_()
+    exp_(torch.sub(log_weights, top, out=w[:, :V]))
     return w.view(n, -1, chunk), top[:, 0].double()
 
 

@@ -11,7 +11,18 @@ from scipy import stats as scipy_stats
 from stats import assert_frequencies, assert_mean
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from smcdecode_kernels.reference import _CHUNK, _philox, _unit, cumulative, draw, log_law, log_norm, uniform
+from smcdecode_kernels.reference import (
+    _CHUNK,
+    _philox,
+    _unit,
+    cumulative,
+    draw,
+    exp_,
+    log_,
+    log_law,
+    log_norm,
+    uniform,
+)
 
 INF = math.inf
 HIGHEST = 1 - 2.0**-53  # the largest double below 1
@@ -194,3 +205,17 @@ def test_the_relative_entropy_bound_of_the_assertions_holds():
         for level in (4.0, 8.0, 16.0):
             tail = scipy_stats.binom.pmf(k[t >= level], n, p).sum()
             assert tail <= math.exp(-level) * math.e * level
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quick_exponentials_and_logarithms_are_torchs_own(dtype):
+    x = torch.tensor([0.0, -1.0, -50.0, -80.0, 3.0], dtype=dtype)
+    torch.testing.assert_close(exp_(x.clone()), x.exp())
+    torch.testing.assert_close(log_(x.exp()), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quick_exponentials_and_logarithms_know_zero_and_nan(dtype):
+    assert exp_(torch.tensor([-INF, -1e4], dtype=dtype)).tolist() == [0.0, 0.0]
+    assert log_(torch.zeros(2, dtype=dtype)).tolist() == [-INF, -INF]
+    assert exp_(torch.tensor([math.nan], dtype=dtype)).isnan().all() and log_(torch.tensor([math.nan])).isnan().all()

@@ -7,7 +7,7 @@ from stats import assert_frequencies
 from table import TableLM, random_table
 
 import smcdecode as smc
-from smcdecode.declare.verification import COUPLINGS
+from smcdecode.infer.coupling.catalogue import COUPLINGS
 from smcdecode.infer.exact import enumerate_target
 
 V, EOS, CAP, RUNS = 4, 3, 4, 2500
@@ -15,7 +15,7 @@ p = TableLM(random_table(1, V, floor=0.3), eos=[EOS], name="p")
 q = TableLM(random_table(7, V, floor=0.2), eos=[EOS], name="q")
 exact = enumerate_target(p.log_p_next((0,)), lambda x: 0.0, vocab_size=V, eos=frozenset([EOS]), max_tokens=CAP)
 METHODS = [smc.Speculative(q, block=k) for k in (1, 3)] + [
-    smc.MultiDraft(q, block=k, chains=n, coupling=c) for c in COUPLINGS for k, n in ((1, 3), (2, 2), (3, 3))
+    smc.MultiDraft(q, block=k, chains=n, coupling=c) for c in ("auto", *COUPLINGS) for k, n in ((1, 3), (2, 2), (3, 3))
 ]
 
 
@@ -56,3 +56,11 @@ def test_a_prompt_draws_the_same_alone_and_among_others():
 def test_options_that_mean_nothing_are_refused(options, match):
     with pytest.raises(smc.InvalidOption, match=match):
         smc.MultiDraft(q, **options)
+
+
+def test_a_lane_used_again_has_forgotten_the_request_before():
+    method = smc.MultiDraft(q, block=2, chains=3)
+    prompts = [[i % V] for i in range(40)]
+    roomy = smc.sample(p, prompts, method=method, max_tokens=CAP, seed=5, progress=False)
+    tight = smc.sample(p, prompts, method=method, max_tokens=CAP, seed=5, progress=False, memory=4000)
+    assert [r.tokens for r in roomy] == [t.tokens for t in tight]

@@ -27,7 +27,7 @@ class SMC:
         InvalidOption: for values that mean nothing.
     """
 
-    proposal: Proposal = Local()  # noqa: RUF009  frozen and without fields
+    proposal: Proposal = Local()  # noqa: RUF009  frozen
     particles: int = 8
     _: dataclasses.KW_ONLY
     resampling: str = "systematic"

@@ -1,13 +1,14 @@
 """Who writes the next tokens: a small draft model in blocks, or the target itself. Knows no tensors."""
 
 import dataclasses
-import math
-from typing import Literal
+from typing import Literal, get_args
 
 from smcdecode.declare.target import Model, check_truncation
 from smcdecode.errors import InvalidOption
 
-__all__ = ["Draft", "Local", "Proposal"]
+__all__ = ["Draft", "Local", "LookAhead", "Proposal"]
+
+LookAhead = Literal["auto", "mask", "rejection"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,8 +16,35 @@ class Local:
     """The target as its own proposal: each token is drawn from r(·) = p(·)^α m(·)/Z, one target pass a token.
 
     The weight of a step is log Z, which does not depend on the token drawn: the least variance a proposal that sees
-    only the prefix can have.
+    only the prefix can have. Where a potential has no mask m, tokens are drawn by adaptive weighted rejection instead
+    (AWRS; Lipkin et al. 2025): only drawn tokens are checked, by whether ψ = 0 behind them, and the weight is an
+    unbiased estimate of Z. The law of the answer is the same in every case.
+
+    Args:
+        check: how potentials are asked about a token before it is written. "mask": by their masks; those without one
+            only see tokens that are written. "rejection": all of them, by checks of single tokens. "auto": by its mask
+            where a potential has one, by checks where it has none and says that it forbids texts (``hard = True``, as
+            :class:`~smcdecode.potentials.predicate.Predicate` does).
+        rejections: tokens that may be refused at one place before the particle dies; weights stay right for every
+            number.
+        acceptances: accepted draws that a weight is estimated from. 1 takes the fewest checks; more make the weights
+            calmer.
+
+    Raises:
+        InvalidOption: for values that mean nothing.
     """
+
+    _: dataclasses.KW_ONLY
+    check: LookAhead = "auto"
+    rejections: int = 1024
+    acceptances: int = 1
+
+    def __post_init__(self) -> None:
+        if self.check not in get_args(LookAhead):
+            raise InvalidOption(f'check must be "auto", "mask" or "rejection"; got {self.check!r}')
+        for name, value in (("rejections", self.rejections), ("acceptances", self.acceptances)):
+            if not isinstance(value, int) or value < 1:
+                raise InvalidOption(f"{name} must be an integer ≥ 1; got {value!r}")
 
 
 @dataclasses.dataclass(frozen=True)

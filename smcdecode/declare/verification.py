@@ -6,22 +6,10 @@ from smcdecode.declare.method import SMC, Autoregressive
 from smcdecode.declare.proposal import Draft
 from smcdecode.declare.target import Model, Target, check_truncation
 from smcdecode.errors import InvalidOption, UnsupportedTarget
-from smcdecode.infer.coupling.global_resolution import GlobalResolution
-from smcdecode.infer.coupling.greedy import Greedy
-from smcdecode.infer.coupling.kseq import KSeq
+from smcdecode.infer.coupling.catalogue import COUPLINGS, Preference
 from smcdecode.infer.coupling.protocol import Coupling
-from smcdecode.infer.coupling.recursive import RecursiveRejection, RecursiveRejectionWithoutReplacement
 
-__all__ = ["COUPLINGS", "Method", "MultiDraft", "Speculative"]
-
-COUPLINGS: dict[str, tuple[Coupling, ...]] = {
-    "auto": (GlobalResolution(), Greedy()),
-    "global resolution": (GlobalResolution(),),
-    "greedy": (Greedy(),),
-    "k-seq": (KSeq(),),
-    "recursive": (RecursiveRejection(),),
-    "recursive without replacement": (RecursiveRejectionWithoutReplacement(),),
-}
+__all__ = ["Method", "MultiDraft", "Speculative"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +94,13 @@ class MultiDraft(_Verification):
         super().__post_init__()
         if not isinstance(self.chains, int) or self.chains < 1:
             raise InvalidOption(f"chains must be an integer ≥ 1; got {self.chains!r}")
-        if self.coupling not in COUPLINGS:
-            raise InvalidOption(f"coupling must be one of {', '.join(COUPLINGS)}; got {self.coupling!r}")
+        if self.coupling not in ("auto", *COUPLINGS):
+            raise InvalidOption(f"coupling must be auto or one of {', '.join(COUPLINGS)}; got {self.coupling!r}")
 
     def couplings(self) -> tuple[Coupling, ...]:
-        """The couplings to choose from."""
-        return COUPLINGS[self.coupling]
+        """The couplings to choose from, in the order of :class:`~smcdecode.infer.coupling.catalogue.Preference`."""
+        names = Preference.CHOICES if self.coupling == "auto" else (self.coupling,)
+        return tuple(COUPLINGS[name] for name in names)
 
     def as_smc(self) -> SMC:
         """The chains as particles whose weights never move."""

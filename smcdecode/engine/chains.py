@@ -5,7 +5,7 @@ coupling walks down the tree (:mod:`smcdecode.infer.descent`), and every slot be
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,16 +14,16 @@ from smcdecode.declare.target import Target
 from smcdecode.declare.verification import MultiDraft
 from smcdecode.engine.drafting import Block, Drafter, Stream
 from smcdecode.engine.particles import ParticleEngine
+from smcdecode.engine.request import Request
 from smcdecode.engine.stats import Stats
+from smcdecode.infer.coupling.catalogue import Preference
 from smcdecode.infer.coupling.drafting import INDEPENDENT
-from smcdecode.infer.coupling.optimum import optimal_acceptance
 from smcdecode.infer.coupling.protocol import Coupling
 from smcdecode.infer.descent import Path, descend
 
 __all__ = ["ChainEngine"]
 
 STREAMS = (Stream.ACCEPT, Stream.REDRAW)  # a branch of the coupling, and its residual or bonus token
-_MEMORY = 0.9  # how much of the measured acceptance is carried from cycle to cycle where the coupling is chosen by it
 
 
 class ChainEngine(ParticleEngine):
@@ -44,12 +44,17 @@ class ChainEngine(ParticleEngine):
             target, method.as_smc(), lanes=lanes, max_tokens=max_tokens, pages=pages, page_size=page_size, stats=stats
         )
         self.couplings = method.couplings()
-        self.gain = torch.zeros(lanes, len(self.couplings), dtype=torch.float64)  # acceptance measured, a lane
+        self.preference = Preference.start(lanes)
         self.drafter = _ChainDrafter(self.drafter, self.couplings, self._choice)
+
+    def prefill(self, lanes: Sequence[int], requests: Sequence[Request]) -> None:
+        """Read the prompts of new requests; nothing is known of their laws yet."""
+        super().prefill(lanes, requests)
+        self.preference = Preference(self.preference.seen.index_fill(0, torch.tensor(lanes), 0.0))
 
     def _choice(self, lanes: Tensor) -> Tensor:
         """Which coupling each lane uses this cycle, by what was measured in its past: (m,) int64."""
-        return self.gain[lanes].argmax(-1)
+        return self.preference.choice[lanes] if len(self.couplings) > 1 else torch.zeros_like(lanes)
 
     def _write_block(self, writing: Tensor, increments: Tensor, offset: int) -> Tensor:  # noqa: ARG002  weights stay
         """One verified path in every lane of ``writing``: the token behind it is written with it."""
@@ -105,13 +110,10 @@ class ChainEngine(ParticleEngine):
         return path
 
     def _learn(self, lanes: Tensor, laws: "_Laws") -> None:
-        """Acceptance each coupling would have had at the first position, averaged over the lane's past."""
+        """What each coupling would have accepted at the first position, for the choices to come."""
         every, zero = torch.arange(len(lanes)), torch.zeros(len(lanes), dtype=torch.int64)
         p, q = laws.target(every, zero, 0), laws.draft(every, zero, 0)
-        for c, coupling in enumerate(self.couplings):
-            value = optimal_acceptance(p, q, self.slots.N, coupling.drafting)
-            old = self.gain[lanes, c]
-            self.gain[lanes, c] = torch.where(old == 0, value, _MEMORY * old + (1 - _MEMORY) * value)
+        self.preference = self.preference.observe(lanes, p, q, self.slots.N)
 
     def _bonus_uniform(self, slots: Tensor) -> Tensor:
         """The first token is one for all chains of a lane."""

@@ -2,15 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from smcdecode.declare.proposal import Draft
 from smcdecode.engine.draw import check_numbers, proposal_law
+from smcdecode.engine.foresight import Foresight
 from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Slots
-from smcdecode.engine.twist import States, Twist
+from smcdecode.engine.twist import Twist
 from smcdecode_kernels import reference
 
 __all__ = ["Block", "Drafter", "Stream"]
@@ -19,7 +21,7 @@ __all__ = ["Block", "Drafter", "Stream"]
 class Stream:
     """What a uniform is for: the fourth word of its counter."""
 
-    DRAFT, ACCEPT, REDRAW, BONUS, RESAMPLE, ANSWER, CHAIN = range(7)
+    DRAFT, ACCEPT, REDRAW, BONUS, RESAMPLE, ANSWER, CHAIN, CHECK, REPEAT = range(9)
 
 
 @dataclasses.dataclass
@@ -33,7 +35,7 @@ class Block:
     ended: Tensor  # (n,) bool, the last drafted token is EOS or fills the cap: no bonus token follows
     rows: list[Tensor]  # per position: (m,) int64, the rows drafted there
     laws: list[Tensor | None]  # per position: (m, V) float32 normalised log q, where judging needs the whole law
-    masks: list[Tensor]  # per position, bonus included: (n, V) bool; empty if nothing is masked
+    masks: list[Future[Tensor]]  # per position, bonus included: (n, V) bool; empty if nothing is masked
 
     @classmethod
     def empty(cls, slots: Tensor, K: int) -> "Block":
@@ -54,6 +56,7 @@ class Drafter:
     ) -> None:  # fmt: skip
         self.spec, self.slots, self.passes, self.twist = spec, slots, passes, twist
         self.is_eos, self.temperature = is_eos, temperature
+        self.worker = ThreadPoolExecutor(1, "masks") if twist.masked else None
 
     def write(self, slots: Tensor) -> Block:
         """Draft up to K tokens in each slot (n,); it stops at its first EOS, its cap, and where nothing is allowed."""
@@ -61,7 +64,7 @@ class Drafter:
         block = Block.empty(slots, K)
         room = self.slots.room(slots).clamp(max=K)
         self.passes.copy_pages(*self.slots.make_room(slots, self.slots.length[slots] + room))
-        states = self._states(block, K)
+        foresight = self._foresight(block, K)
         going = torch.arange(len(slots))
         for k in range(K):
             going = going[(room[going] > k) & ~block.ended[going] & (block.count[going] == k)]
@@ -69,19 +72,18 @@ class Drafter:
                 break
             logits = self._logits(slots[going], block.tokens[going], k)
             self._token(block, going, k, logits)
-            if self.twist.masked:
-                self._mask_next(block, k, states)
+            if foresight is not None:
+                self._mask_next(block, k, foresight)
         block.ended |= block.count == self.slots.room(slots)
         return block
 
-    def _states(self, block: Block, K: int) -> list[States]:
-        """Potential states to look ahead with, and the mask of the first position."""
-        if not self.twist.masked:
-            return []
-        here = block.slots.tolist()
-        states = self.twist.fork(here) if K else [self.twist.states[slot] for slot in here]
-        block.masks.append(self.twist.masks(states))
-        return states
+    def _foresight(self, block: Block, K: int) -> Foresight | None:
+        """Potential states to look ahead with, if anything is masked; the masks of the first position are begun."""
+        if self.worker is None:
+            return None
+        foresight = Foresight(self.worker, self.twist, self.slots, block.slots, ahead=K > 0)
+        block.masks.append(foresight.look())
+        return foresight
 
     def _logits(self, slots: Tensor, drafted: Tensor, k: int) -> Tensor:
         """One draft pass: the unread tokens of each slot when k = 0, the token just drafted otherwise."""
@@ -97,7 +99,7 @@ class Drafter:
         """Draw token k of some rows; where the mask leaves the draft no token the block stops, and the target draws."""
         assert self.spec is not None
         slots = block.slots[going]
-        mask = block.masks[k][going] if self.twist.masked else None
+        mask = block.masks[k].result()[going] if block.masks else None
         law = proposal_law(logits, self.spec, self.temperature(slots), mask)
         tokens, norm = self._draw(law, slots, k)
         check_numbers(norm, self.spec.model.name)
@@ -115,9 +117,7 @@ class Drafter:
         """Token k of some slots, and the log-norm of each row of ``law``."""
         return reference.draw(law, self.slots.uniform(slots, k, Stream.DRAFT))
 
-    def _mask_next(self, block: Block, k: int, states: list[States]) -> None:
-        """Masks behind the tokens just drafted; rows that stopped keep their old state, whose mask nothing reads."""
-        moved = (block.count == k + 1) & ~block.ended
-        for i in moved.nonzero()[:, 0].tolist():
-            states[i] = self.twist.step(states[i], [int(block.tokens[i, k])])
-        block.masks.append(self.twist.masks(states))
+    def _mask_next(self, block: Block, k: int, foresight: Foresight) -> None:
+        """Begin the masks behind the tokens just drafted; nothing reads those of rows that stopped."""
+        moved = ((block.count == k + 1) & ~block.ended).nonzero()[:, 0]
+        block.masks.append(foresight.step(moved.tolist(), block.tokens[moved, k].tolist()))

@@ -36,7 +36,7 @@ def local_law(logits: Tensor, target: Target, alpha: Tensor | None, mask: Tensor
     if alpha is not None:
         log_p = log_p * alpha[:, None].float()
     if mask is not None:
-        log_p = log_p.masked_fill(~mask, -torch.inf)
+        log_p = log_p.masked_fill_(~mask, -torch.inf)
     return log_p, reference.log_norm(log_p)
 
 

@@ -59,11 +59,18 @@ def _chunks(rows: Tensor, most: int, least: int) -> list[Tensor]:
 
 
 class Rows:
-    """How the rows of the pass under way are cut into kernel calls; the model sets it, its packed layers read it."""
+    """How the rows of the pass under way are cut into kernel calls; the model sets it, its packed layers read it.
+
+    Attributes:
+        total: rows of the pass.
+        parts: see :func:`row_parts`.
+        alone: by weight shape, type and absence of a bias: whether the kernel for one row agrees with that for more.
+    """
 
     def __init__(self) -> None:
         self.total = 0
         self.parts: tuple[Tensor, ...] | None = None
+        self.alone: dict[tuple[tuple[int, ...], torch.dtype, bool], bool] = {}
 
     def set(self, groups: Tensor) -> None:
         """Cut a pass whose rows belong to ``groups`` (T,)."""
@@ -95,12 +102,21 @@ class Packed:
     def __init__(self, weight: Tensor, bias: Tensor | None, rows: Rows) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), NARROW)
         self.bias, self.width, self.rows = bias, weight.shape[0], rows
-        self.alone = self._sums_alike(weight.shape[1], weight.dtype)
+        shape = (tuple(weight.shape), weight.dtype, bias is None)
+        if shape not in rows.alone:
+            rows.alone[shape] = self._same_alone(weight.shape[1], weight.dtype)
+        self.alone = rows.alone[shape]
 
-    def _sums_alike(self, width: int, dtype: torch.dtype) -> bool:
-        """Whether a row by itself gets the bits that it gets beside another; some shapes take another kernel then."""
-        x = torch.sin(torch.arange(2 * width, dtype=torch.float64)).to(dtype).view(2, width)
-        return torch.equal(self._kernel(x[:1], "none", None), self._kernel(x, "none", None)[:1])
+    def _same_alone(self, width: int, dtype: torch.dtype) -> bool:
+        """Whether one row gets the bits that it gets beside others; for some shapes oneDNN has another kernel."""
+        generator = torch.Generator().manual_seed(0)
+        x, other = (torch.randn(NARROW, size, generator=generator).to(dtype) for size in (width, self.width))
+        together = self._kernel(x, "none", None), self._kernel(x, "add", other)
+        return all(
+            torch.equal(self._kernel(x[i : i + 1], "none", None), together[0][i : i + 1])
+            and torch.equal(self._kernel(x[i : i + 1], "add", other[i : i + 1]), together[1][i : i + 1])
+            for i in range(NARROW)
+        )
 
     def __call__(self, x: Tensor, op: str = "none", other: Tensor | None = None) -> Tensor:
         """Map x (T, in) to (T, out); op is none, swish, add or mul, the last two with ``other`` (T, out)."""

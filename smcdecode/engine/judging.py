@@ -79,7 +79,8 @@ class Judge:
         batch = self.slots.batch(slots, fed, start + fed)
         logits = self.passes.target(tokens, positions, batch, torch.arange(len(tokens)))
         owner = packed.nonzero()[:, 0]
-        mask = torch.stack(block.masks, 1)[packed[:, : len(block.masks)]] if block.masks else None
+        masks = [mask.result() for mask in block.masks]
+        mask = torch.stack(masks, 1)[packed[:, : len(masks)]] if masks else None
         law, log_z = local_law(logits, self.target, None if alpha is None else alpha[owner], mask)
         return law, log_z, row
 

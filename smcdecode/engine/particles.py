@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from smcdecode.declare.method import SMC
-from smcdecode.declare.proposal import Draft
+from smcdecode.declare.proposal import Draft, Local
 from smcdecode.declare.target import Target
+from smcdecode.engine.checking import Checker
 from smcdecode.engine.drafting import Drafter, Stream
 from smcdecode.engine.draw import local_law
 from smcdecode.engine.judging import Judge
@@ -39,10 +40,12 @@ class ParticleEngine:
         self._strictness = 0.0 if spec is None else START if spec.strictness == "auto" else float(spec.strictness)
         self.passes = Passes(target.model, spec.model if spec else None, pages, page_size, stats)  # type: ignore[arg-type]
         self.slots = Slots(lanes, method.particles, max_tokens, PagePool(pages), page_size)
-        self.twist = Twist(target.potentials, lanes * method.particles, target.model.vocabulary)
+        local = method.proposal if isinstance(method.proposal, Local) else Local(check="mask")
+        self.twist = Twist(target.potentials, lanes * method.particles, target.model.vocabulary, local.check)
         self.is_eos = torch.zeros(target.model.vocabulary.size, dtype=torch.bool)
         self.is_eos[sorted(target.model.vocabulary.eos)] = True
         self.drafter = Drafter(spec, self.slots, self.passes, self.twist, self.is_eos, self._temperature)
+        self.checker = Checker(local, self.slots, self.twist, self.is_eos) if self.twist.checked else None
         self.judge = Judge(target, spec.strict if spec else False, self.slots, self.passes, stats)
         self.bonus_law = torch.empty(0, target.model.vocabulary.size)  # rows that slots.next_row points into
         self.deaths: list[list[Death]] = [[] for _ in range(lanes)]
@@ -84,6 +87,8 @@ class ParticleEngine:
         self.bonus_law = torch.cat(laws) if len(laws) > 1 else laws[0]
         self._bury(increments, "weight zero under the target's law and the masks")
         with self.stats.clock("potentials"):
+            if self.checker is not None:
+                self._draw_checked(self.checker, increments)
             increments += self._weigh()
         increments += self._finish_bridge()
         return increments
@@ -125,7 +130,8 @@ class ParticleEngine:
         logits = torch.cat([logits for _, logits in self._first])
         self._first = []
         first = lanes * self.slots.N
-        mask = self.twist.masks([self.twist.states[slot] for slot in first.tolist()]) if self.twist.masked else None
+        states = [self.twist.states[slot] for slot in first.tolist()]
+        mask = self.twist.masks(states, self.slots.texts(first)) if self.twist.masked else None
         law, log_z = local_law(logits, self.target, self._exponents(first), mask)
         slots = self.slots.of(lanes)
         row = torch.arange(len(lanes)).repeat_interleave(self.slots.N)
@@ -227,14 +233,35 @@ class ParticleEngine:
         if len(drawing):
             law = self.bonus_law[slots.next_row[drawing]]
             tokens, _ = reference.draw(law, self._bonus_uniform(drawing))
-            self._count(drawing, law.gather(-1, tokens[:, None])[:, 0].double())
-            slots.write(drawing, tokens[:, None], torch.ones_like(drawing))
-            slots.next_row[drawing] = -1
-            self._mark_finished(drawing)
+            self._write_one(drawing, tokens, law)
         over = (slots.finished & (slots.table.used > 0)).nonzero()[:, 0]
         if len(over):
             slots.release(over)
         slots.cycle += 1
+
+    def _draw_checked(self, checker: Checker, increments: Tensor) -> None:
+        """Draw the bonus tokens by checks. Token and weight come together, so it is before resampling: copies share it.
+
+        The weight is a share of the law's, whose log Z is counted already.
+        """
+        slots = (self.slots.next_row >= 0).nonzero()[:, 0]
+        if not len(slots):
+            return
+        self._show(slots)
+        law = self.bonus_law[self.slots.next_row[slots]]
+        tokens, log_w, refusals = checker.draw(slots, law)
+        increments[slots] += log_w
+        for slot in slots[torch.isneginf(log_w)].tolist():
+            self._die(slot, refusals[slot])
+        alive = ~torch.isneginf(log_w)
+        self._write_one(slots[alive], tokens[alive], law[alive])
+
+    def _write_one(self, slots: Tensor, tokens: Tensor, law: Tensor) -> None:
+        """Write a token drawn from a row of ``law`` (n, V) log p^α m into each of some slots."""
+        self._count(slots, law.gather(-1, tokens[:, None])[:, 0].double())
+        self.slots.write(slots, tokens[:, None], torch.ones_like(slots))
+        self.slots.next_row[slots] = -1
+        self._mark_finished(slots)
 
     def _bonus_uniform(self, slots: Tensor) -> Tensor:
         return self.slots.uniform(slots, 0, Stream.BONUS)

@@ -99,6 +99,11 @@ class Slots:
         """The last own token of each slot: (n,) int64."""
         return self.tokens[slots, self.length[slots] - 1]
 
+    def texts(self, slots: Tensor) -> list[tuple[int, bytes]]:
+        """What each slot has read, as a key: its lane, whose prompt it continues, and its tokens."""
+        rows, lengths = self.tokens[slots].numpy(), self.length[slots].tolist()
+        return [(g, row[:n].tobytes()) for g, row, n in zip(self.lane[slots].tolist(), rows, lengths, strict=True)]
+
     def unread(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens the potentials have not read: (n, most) int64, and how many of each row count, (n,) int64."""
         fresh = self.length[slots] - self.seen[slots]

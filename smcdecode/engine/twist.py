@@ -1,12 +1,13 @@
 """Potential states of every slot, and what they say: log ψ and masks. Knows potentials by protocol only."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from smcdecode.declare.proposal import LookAhead
 from smcdecode.errors import PotentialError, SMCDecodeError
 from smcdecode.potentials.potential import BasePotential, Potential, Prompt, allowed, evaluate
 from smcdecode.potentials.vocabulary import Vocabulary
@@ -30,15 +31,20 @@ class Twist:
     """ψ_t of every slot: one state a slot and factor, forked when slots are selected.
 
     Attributes:
-        masked: whether some factor may have a mask. It follows from the factors alone: were it a matter of what runs at
-            the moment, a request's tokens would depend on its company.
+        masked: the factors, by number, that are asked for masks.
+        checked: those that are asked about single next tokens. Both follow from the factors and the proposal alone:
+            were it a matter of what runs at the moment, a request's tokens would depend on its company.
     """
 
-    def __init__(self, potentials: Sequence[Potential], slots: int, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, potentials: Sequence[Potential], slots: int, vocabulary: Vocabulary, check: LookAhead = "mask"
+    ) -> None:
         self.potentials = tuple(potentials)
         self.vocabulary = vocabulary
         self.states: list[States] = [[] for _ in range(slots)]
-        self.masked = any(getattr(type(psi), "mask", None) is not BasePotential.mask for psi in potentials)
+        ways = [_look_ahead(psi, check) for psi in self.potentials]
+        self.masked = [f for f, way in enumerate(ways) if way == "mask"]
+        self.checked = [f for f, way in enumerate(ways) if way == "rejection"]
 
     def start(self, slots: Iterable[int], prompt: Prompt) -> None:
         """States of the empty continuation for one lane's slots."""
@@ -87,14 +93,57 @@ class Twist:
                 killer[alive[i]] = psi.name
         return total, killer
 
-    def masks(self, states: Sequence[States]) -> Tensor:
-        """(n, V) bool tokens that every factor allows next."""
-        every = torch.ones(len(states), self.vocabulary.size, dtype=torch.bool)
-        for f, psi in enumerate(self.potentials):
-            mask = allowed(psi, [s[f] for s in states], self.vocabulary.size)
+    def masks(self, states: Sequence[States], texts: Sequence[Hashable]) -> Tensor:
+        """(n, V) bool tokens that every factor allows next; states with equal ``texts`` are asked about once."""
+        first: dict[Hashable, int] = {}
+        for i, text in enumerate(texts):
+            first.setdefault(text, i)
+        masks = self._masks([states[i] for i in first.values()])
+        if len(first) == len(states):
+            return masks
+        row = {text: j for j, text in enumerate(first)}
+        return masks[[row[text] for text in texts]]
+
+    def _masks(self, states: Sequence[States]) -> Tensor:
+        every: Tensor | None = None
+        for f in self.masked:
+            mask = allowed(self.potentials[f], [s[f] for s in states], self.vocabulary.size)
             if mask is not None:
-                every = every & mask
-        return every
+                every = mask if every is None else every & mask
+        return torch.ones(len(states), self.vocabulary.size, dtype=torch.bool) if every is None else every
+
+    def refusals(
+        self, slots: Sequence[int], nexts: Sequence[Sequence[int]], complete: Sequence[bool]
+    ) -> list[str | None]:
+        """For some slots, each with tokens that may come next, the name of the first checked factor that is −inf then.
+
+        The slots' states stay as they are. Factors are asked in their order, and not about what is refused already.
+        """
+        killer: list[str | None] = [None] * len(slots)
+        for f in self.checked:
+            psi = self.potentials[f]
+            alive = [i for i, name in enumerate(killer) if name is None]
+            states = [self._peek(f, slots[i], nexts[i]) for i in alive]
+            value = evaluate(psi, states, [complete[i] for i in alive])
+            for i in torch.isneginf(value).nonzero()[:, 0].tolist():
+                killer[alive[i]] = psi.name
+        return killer
+
+    def _peek(self, f: int, slot: int, tokens: Sequence[int]) -> Any:
+        """The state of one factor of a slot behind some more tokens."""
+        psi, state = self.potentials[f], self.states[slot][f]
+        if not tokens:
+            return state
+        return _guarded(psi, "advance", psi.advance, _guarded(psi, "fork", psi.fork, state), tokens)
+
+
+def _look_ahead(psi: Potential, check: LookAhead) -> LookAhead | None:
+    """How a factor is asked about next tokens before they are drawn: by its mask, by rejection, or not at all."""
+    if check == "rejection":
+        return "rejection"
+    if getattr(type(psi), "mask", None) is not BasePotential.mask:
+        return "mask"
+    return "rejection" if check == "auto" and getattr(psi, "hard", False) else None
 
 
 def _guarded(psi: Potential, verb: str, method: Callable[..., Any], *args: Any) -> Any:

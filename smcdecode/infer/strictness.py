@@ -21,6 +21,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from smcdecode_kernels.reference import exp_, log_
+
 __all__ = ["START", "Overlap", "overlap", "retune"]
 
 START = 0.2  # where automatic strictness begins
@@ -46,7 +48,7 @@ class Overlap:
 
     def redraw_log_weights(self, rows: Tensor) -> Tensor:
         """The log (r − q)+ of some rows, the unnormalised redraw law ρ: (m,) int64 → (m, V) float32."""
-        return (self.r[rows] - self.q[rows]).clamp_(min=0.0).log_()
+        return log_((self.r[rows] - self.q[rows]).clamp_(min=0.0))
 
     def log_ratio(self, tokens: Tensor) -> Tensor:
         """The log r(x) − log e(x) of one emitted token a row: (n,) int64 → (n,) float64; exactly 0 at s = 1."""
@@ -64,7 +66,7 @@ def overlap(log_q: Tensor, log_r: Tensor, strictness: Tensor) -> Overlap:
         log_r: (n, V) float32, normalised local law of the target.
         strictness: (n,) float64, s in (0, 1].
     """
-    q, r = log_q.exp(), log_r.exp()
+    q, r = exp_(log_q.clone()), exp_(log_r.clone())
     over = (
         (q - r / strictness[:, None].float()).clamp_(min=0.0).sum(-1, dtype=torch.float64)
     )  # 1 − A, without its cancellation

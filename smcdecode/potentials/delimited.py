@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from smcdecode.errors import InvalidOption
 from smcdecode.potentials.delimiter import Delimiter, Search
@@ -30,6 +32,8 @@ from smcdecode.potentials.vocabulary import Vocabulary
 
 __all__ = ["Delimited"]
 
+Row = NDArray[np.bool_]
+
 _MOST_SETTINGS = 32  # prompts whose preparations are kept
 
 
@@ -43,7 +47,7 @@ class Setting:
     first: State  # of the inner potential, nothing read
     opening: Search
     closing: Search | None
-    rows: dict[int, torch.Tensor] = field(default_factory=dict)  # seen bytes of the opening → (V,) bool
+    rows: dict[int, Row] = field(default_factory=dict)  # seen bytes of the opening → (V,) bool
     begun: dict[bytes, bool] = field(default_factory=dict)  # first bytes of a region → whether they can go on
 
 
@@ -120,12 +124,10 @@ class Delimited(BasePotential):
         """The tokens that may follow, (n, V) bool."""
         inside = [place for place in states if place.inside]
         size = len(states[0].setting.tokens)
-        rows = allowed(self.psi, [place.contents[0] for place in inside], size) if inside else None
-        inner = iter(inside if rows is None else rows)
-        masks = [
-            self._mask_inside(place, next(inner)) if place.inside else self._mask_outside(place) for place in states
-        ]
-        return torch.stack(masks)
+        found = allowed(self.psi, [place.contents[0] for place in inside], size) if inside else None
+        inner = iter([None] * len(inside) if found is None else found.numpy())
+        rows = [self._mask_inside(p, next(inner)) if p.inside else self._mask_outside(p) for p in states]
+        return torch.from_numpy(np.stack(rows))
 
     # ---- reading
 
@@ -204,18 +206,18 @@ class Delimited(BasePotential):
 
     # ---- masks
 
-    def _mask_outside(self, place: Place) -> torch.Tensor:
+    def _mask_outside(self, place: Place) -> Row:
         """(V,) bool: all, but for tokens that open a region with what cannot begin it."""
         setting = place.setting
         if place.seen not in setting.rows:
-            row = torch.ones(setting.vocabulary.size, dtype=torch.bool)
+            row = np.ones(setting.vocabulary.size, dtype=np.bool_)
             for token, rest in setting.opening.completing(place.seen).items():
                 row[token] = self._can_begin(setting, rest)
             setting.rows[place.seen] = row
         row = setting.rows[place.seen]
         if not self._lacking(place):
             return row
-        row = row.clone()
+        row = row.copy()
         row[sorted(setting.vocabulary.eos)] = False
         return row
 
@@ -227,35 +229,32 @@ class Delimited(BasePotential):
             setting.begun[rest] = self.log_psi([place], [False])[0] > -math.inf
         return setting.begun[rest]
 
-    def _mask_inside(self, place: Place, found: Any) -> torch.Tensor:
+    def _mask_inside(self, place: Place, found: Row | None) -> Row:
         """(V,) bool, from the inner potential's row (V + 256,), or from none where it has no mask."""
         setting = place.setting
         size = setting.vocabulary.size
-        row = found[:size].clone() if isinstance(found, torch.Tensor) else torch.ones(size, dtype=torch.bool)
+        row = np.ones(size, dtype=np.bool_) if found is None else found[:size].copy()
         if setting.closing is None:
             return row
         row[sorted(setting.vocabulary.eos)] = False
-        if isinstance(found, torch.Tensor):
-            tokens = self._doubtful(place, found)
+        tokens = [] if found is None else self._doubtful(place, found)
+        if tokens:
             row[tokens] = self._try(place, tokens)
         return row
 
-    def _doubtful(self, place: Place, found: torch.Tensor) -> list[int]:
+    def _doubtful(self, place: Place, found: Row) -> list[int]:
         """Tokens that reach for the end of the region, where the inner mask does not decide."""
         assert self.closing is not None and place.setting.closing is not None
         search, size = place.setting.closing, place.setting.vocabulary.size
         seen = max(place.contents)
-        nexts = {self.closing.data[n] for n in place.contents} | set(found[size:].nonzero()[:, 0].tolist())
-        undecided = found[:size].logical_not()
-        touching = [i for i in search.touching(seen) if undecided[i]]
-        return [i for i in [*search.completing(seen), *touching] if i < size and search.tokens[i][0] in nexts]
+        nexts = {self.closing.data[n] for n in place.contents} | set(np.flatnonzero(found[size:]).tolist())
+        touching = [i for i in search.touching(seen) if not found[i]]
+        return [i for i in [*search.completing(seen), *touching] if search.tokens[i][0] in nexts]
 
-    def _try(self, place: Place, tokens: Sequence[int]) -> torch.Tensor:
+    def _try(self, place: Place, tokens: Sequence[int]) -> Row:
         """(len(tokens),) bool: which tokens leave a positive ψ."""
         places = [self.advance(self.fork(place), (token,)) for token in tokens]
-        return torch.tensor(
-            [value > -math.inf for value in self.log_psi(places, [False] * len(places))], dtype=torch.bool
-        )
+        return np.array(self.log_psi(places, [False] * len(places))) > -np.inf
 
     def _setting(self, vocabulary: Vocabulary, prompt: Prompt) -> Setting:
         spelling = with_bytes(vocabulary)

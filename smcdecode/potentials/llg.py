@@ -151,14 +151,9 @@ class Constraint(BasePotential):
 
     def mask(self, states: Sequence[Node]) -> torch.Tensor:
         """The tokens that may follow, (n, V) bool, and EOS where a text may end; one mask for each distinct text."""
-        distinct = list(dict.fromkeys(states))
-        self._look([node for node in distinct if node.row is None])
-        lexicon = distinct[0].lexicon
-        rows = torch.from_numpy(lexicon.unpack(np.stack([self._row(node) for node in distinct])))  # (m, V) bool
-        if len(distinct) == len(states):
-            return rows
-        place = {node: i for i, node in enumerate(distinct)}
-        return rows[[place[node] for node in states]]
+        self._look([node for node in dict.fromkeys(states) if node.row is None])
+        packed = np.stack([self._row(node) for node in states])  # (n, words) int32
+        return torch.from_numpy(states[0].lexicon.unpack(packed))
 
     def why(self, state: Node, complete: bool) -> str | None:
         """Why ψ is zero there, for reports; None where it is not."""

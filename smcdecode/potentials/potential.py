@@ -10,7 +10,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol, get_args, overload, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args, overload, runtime_checkable
 
 import numpy as np
 import torch
@@ -76,7 +76,8 @@ class BasePotential(ABC):
     """A potential in a few lines: derive from it and write ``log_psi``.
 
     The state is the tuple of ids so far. Write ``start`` and ``advance`` to remember something else, ``fork`` where a
-    deep copy is the wrong or the slow way to copy it, ``mask`` where the tokens that may follow are known.
+    deep copy is the wrong or the slow way to copy it, ``mask`` where the tokens that may follow are known. Say
+    ``hard = True`` where ψ forbids texts (−inf) and there is no mask: ``Local()`` then checks tokens as it draws them.
 
     Example:
         >>> class NoRepeat(BasePotential):
@@ -87,6 +88,7 @@ class BasePotential(ABC):
     """
 
     name: str
+    hard: ClassVar[bool] = False  # says −inf of some texts that go on: worth a look before a token is written
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

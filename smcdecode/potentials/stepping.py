@@ -16,7 +16,7 @@ from smcdecode.potentials.contest import Contest, Entry
 from smcdecode.potentials.lexemes import ANYTHING, SOMETHING, nonempty, parts_of
 from smcdecode.potentials.regexes import Item, Printer, sc
 
-__all__ = ["Cut", "cuts", "follow"]
+__all__ = ["END", "Cut", "begun", "cuts", "follow"]
 
 Alternatives = Mapping[str, Sequence[Sequence[Symbol]]]
 END = ""  # what follows the last terminal of a text
@@ -29,6 +29,12 @@ class Cut:
     first: str  # expressions of llguidance's terminals
     rest: str
     optional: bool
+
+    def lines(self, rule: str, token: str) -> Iterator[str]:
+        """The rule that stands for the terminal, and its terminals."""
+        yield f"{rule}: {token}_FIRST {token}_REST" + (f" | {token}_FIRST" if self.optional else "")
+        yield f"{token}_FIRST: {self.first}"
+        yield f"{token}_REST: {self.rest}"
 
 
 def follow(rules: Alternatives, start: str) -> dict[str, set[str]]:
@@ -68,18 +74,24 @@ def _spread(
     first[name] |= begins
 
 
-def cuts(contest: Contest, rules: Alternatives, start: str, ignored: Sequence[str]) -> dict[str, Cut]:
-    """The terminals that are cut in two; what no cut helps is added to the contest's notes."""
-    behind = follow(rules, start)
-    used = {s.name for alternatives in rules.values() for a in alternatives for s in a if s.is_term} | set(ignored)
-    behind |= {name: used | behind.get(name, set()) for name in ignored}
+def cuts(
+    contest: Contest, behind: Mapping[str, set[str]], used: Sequence[str], ignored: Sequence[str]
+) -> dict[str, Cut]:
+    """The terminals among ``used`` that are cut in two; what no cut helps is added to the contest's notes.
+
+    Args:
+        contest: the terminals.
+        behind: what can follow each, see ``follow``.
+        used: names of the terminals that matter.
+        ignored: names of those that may stand between any two.
+    """
     found: dict[str, Cut] = {}
-    for longer in sorted(used):
+    for longer in used:
         stepping = _Stepping(contest, behind, ignored, longer)
-        troubles = list(stepping.troubles(sorted(used)))
+        troubles = list(stepping.troubles(used))
         if not troubles:
             continue
-        cut = None if longer in ignored else stepping.cut(troubles, sorted(used))
+        cut = None if longer in ignored else stepping.cut(troubles, used)
         if cut is not None:
             found[longer] = cut
         else:
@@ -93,7 +105,7 @@ class _Stepping:
     def __init__(self, contest: Contest, behind: Mapping[str, set[str]], ignored: Sequence[str], longer: str) -> None:
         self.contest, self.behind, self.ignored = contest, behind, ignored
         self.longer = contest.entries[longer]
-        self.begun = _begun(self.longer, contest.flags)  # all beginnings of the longer terminal
+        self.begun = begun(self.longer, contest.flags)  # all beginnings of the longer terminal
         self.closed = not nonempty(f"{self.begun} & {SOMETHING} & ~({self.longer.expression})")
 
     def troubles(self, names: Sequence[str]) -> Iterator[str]:
@@ -110,13 +122,13 @@ class _Stepping:
     def cut(self, troubles: Sequence[str], names: Sequence[str]) -> Cut | None:
         """The first cut after which neither the first part nor its rivals run past the end of the other."""
         rivals = [self.contest.entries[n] for n in names if self._together(n) or not self.contest.groups]
-        begun = [_begun(rival, self.contest.flags) for rival in rivals if rival is not self.longer]
+        others = [begun(rival, self.contest.flags) for rival in rivals if rival is not self.longer]
         items, flags, printer = _items(self.longer, self.contest.flags)
         for i in range(1, len(items)):
             first, rest = (f"/{printer.whole(part, flags)}/" for part in (items[:i], items[i:]))
             ahead, onward = (f"/{printer.beginnings(part, flags)}/" for part in (items[:i], items[i:]))
             past = [f"({trouble}) & {ahead}" for trouble in troubles]
-            past += [f"({first} ({onward} & {SOMETHING})) & ~{first} & {rival}" for rival in begun]
+            past += [f"({first} ({onward} & {SOMETHING})) & ~{first} & {rival}" for rival in others]
             if not nonempty(f'{first} & ""') and not any(map(nonempty, past)):
                 optional = nonempty(f'{rest} & ""')
                 return Cut(first, f"{rest} & {SOMETHING}" if optional else rest, optional)
@@ -138,7 +150,7 @@ class _Stepping:
         """What can follow a terminal, or a beginning of it; something."""
         nexts = sorted((self.behind[name] | set(self.ignored)) - {END})
         flags = self.contest.flags
-        parts = [f"({_begun(e, flags)} | ({e.expression}) {ANYTHING})" for n in nexts if (e := self.contest.entries[n])]
+        parts = [f"({begun(e, flags)} | ({e.expression}) {ANYTHING})" for n in nexts if (e := self.contest.entries[n])]
         return f"({' | '.join(parts)}) & {SOMETHING}" if parts else '"" & /x/'
 
     def _taken(self, shorter: Entry, together: Sequence[frozenset[str]]) -> str:
@@ -154,9 +166,9 @@ def _items(entry: Entry, flags: int) -> tuple[list[Item], int, Printer]:
     return *parts_of(entry.terminal.pattern.to_regexp(), flags, where), Printer(where)
 
 
-def _begun(entry: Entry, flags: int) -> str:
+def begun(entry: Entry, flags: int) -> str:
     """All beginnings of a terminal's strings, the empty one and the whole ones too."""
     items, flags, printer = _items(entry, flags)
-    begun = f"/{printer.beginnings(items, flags)}/"
+    heads = f"/{printer.beginnings(items, flags)}/"
     lazy = any(op is sc.MIN_REPEAT for op, _ in items)
-    return f"({begun} & ~(({entry.expression}) {SOMETHING}))" if lazy else begun
+    return f"({heads} & ~(({entry.expression}) {SOMETHING}))" if lazy else heads

@@ -13,11 +13,13 @@ from lark.grammar import Symbol
 
 from smcdecode.errors import UnsupportedGrammar
 from smcdecode.potentials.contest import Contest
-from smcdecode.potentials.stepping import Cut, cuts
+from smcdecode.potentials.runs import Runs, runs
+from smcdecode.potentials.stepping import Cut, cuts, follow
 
 __all__ = ["Translation", "translate"]
 
 Alternatives = dict[str, list[list[Symbol]]]  # of each rule
+Parts = dict[str, Cut | Runs]  # of terminals that are rules in llguidance
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def translate(lark: Lark, start: str, trailing_ignore: bool = False) -> Translat
     living = contest.living()
     rules = _reduced(_alternatives(lark), living, start)
     ignored = [name for name in lark.ignore_tokens if name in living]
-    parts = cuts(contest, rules, start, ignored)
+    parts = _parts(contest, rules, start, ignored)
     names = _names(rules, contest, parts)
     trail = " TRAIL?" if trailing_ignore and ignored else ""
     lines = [f"start: {names[start]}{trail}", *_rule_lines(rules, names)]
@@ -120,7 +122,7 @@ def _reached(rules: Alternatives, start: str) -> set[str]:
     return found
 
 
-def _names(rules: Alternatives, contest: Contest, parts: Mapping[str, Cut]) -> dict[str, str]:
+def _names(rules: Alternatives, contest: Contest, parts: Parts) -> dict[str, str]:
     """Names that llguidance takes: of rules and cut terminals in lower case, of whole terminals in upper case."""
     lower = {name: f"r{i}-{re.sub('[^a-z0-9]', '', name.lower())}" for i, name in enumerate(rules)}
     upper = {name: f"T{i}_{re.sub('[^A-Z0-9]', '', name.upper())}" for i, name in enumerate(contest.entries)}
@@ -134,7 +136,7 @@ def _rule_lines(rules: Alternatives, names: Mapping[str, str]) -> Iterator[str]:
 
 
 def _terminal_lines(
-    rules: Alternatives, contest: Contest, names: Mapping[str, str], ignored: Sequence[str], parts: Mapping[str, Cut]
+    rules: Alternatives, contest: Contest, names: Mapping[str, str], ignored: Sequence[str], parts: Parts
 ) -> Iterator[str]:
     used = {s.name for alternatives in rules.values() for a in alternatives for s in a if s.is_term}
     for name in sorted(used.union(ignored)):
@@ -142,10 +144,18 @@ def _terminal_lines(
             yield f"{names[name]}: {contest.entries[name].outcome}"
 
 
-def _part_lines(parts: Mapping[str, Cut], names: Mapping[str, str]) -> Iterator[str]:
-    """A rule of two terminals for each that is cut."""
-    for name, cut in parts.items():
-        first, rest = (f"{names[name].upper().replace('-', '_')}_{part}" for part in "AB")
-        yield f"{names[name]}: {first} {rest}" + (f" | {first}" if cut.optional else "")
-        yield f"{first}: {cut.first}"
-        yield f"{rest}: {cut.rest}"
+def _part_lines(parts: Parts, names: Mapping[str, str]) -> Iterator[str]:
+    """The rules that stand for terminals in parts."""
+    for name, part in parts.items():
+        yield from part.lines(names[name], names[name].upper().replace("-", "_"))
+
+
+def _parts(contest: Contest, rules: Alternatives, start: str, ignored: Sequence[str]) -> Parts:
+    """The terminals that llguidance's lexer can only read in parts."""
+    inside = {s.name for alternatives in rules.values() for a in alternatives for s in a if s.is_term}
+    used = sorted(inside.union(ignored))
+    behind = follow(rules, start)
+    behind |= {name: set(used) | behind.get(name, set()) for name in ignored}
+    parts: Parts = dict(cuts(contest, behind, used, ignored))
+    whole = [name for name in used if name not in parts and name not in ignored]
+    return parts | runs(contest, behind, whole)

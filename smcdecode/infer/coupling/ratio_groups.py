@@ -38,11 +38,14 @@ def by_token(p: Tensor, q: Tensor) -> Groups:
 
 
 def by_ratio(p: Tensor, q: Tensor) -> Groups:
-    """Some five thousand groups: the tokens of p = 0, then by ratio, then those of q = 0; p and q (B, V) float64."""
+    """Some five thousand groups: first the tokens of p = 0, then by ratio; p and q (B, V) float64.
+
+    Tokens of q = 0 are in the last group, whose ratio is so high that it never lies in H*.
+    """
     ratio = torch.where(q > 0, p / q, torch.inf).float().clamp_(2.0**-_OCTAVES, 2.0**_OCTAVES)
-    first, size = (_BIAS - _OCTAVES) << _DIGITS, (2 * _OCTAVES << _DIGITS) + 3
+    first, size = (_BIAS - _OCTAVES) << _DIGITS, (2 * _OCTAVES << _DIGITS) + 2
     group = (ratio.view(torch.int32) >> (_MANTISSA - _DIGITS)) - (first - 1)
-    group = group.masked_fill_(q == 0, size - 1).masked_fill_(p == 0, 0).long()
+    group = group.masked_fill_(p == 0, 0).long()
     P, Q = (law.new_zeros(len(law), size).scatter_add_(-1, group, law) for law in (p, q))
     return Groups(P, Q, group)
 
