@@ -165,6 +165,14 @@ GRAMMARS = {
         ATOM: /[^\s()"]+/ | /"(\\.|[^"\\])*"/
         %ignore /[ \n]+/
     """,
+    "quotes": r"""
+        start: (QUOTED | NAME ARROW NAME ";")+
+        QUOTED: "«" /[^»\n]+/ "»"
+        ARROW: "→" | "->"
+        NAME: /[^\W\d]\w*/
+        %ignore " "
+    """,
+    "guillemets": 'start: ("«" TEXT "»")*\nTEXT: /[^«»]+/',
     "strings": r"""
         start: (SHORT | RAW | LONG)+
         SHORT: "'" /.*?/ "'"

@@ -1,0 +1,102 @@
+"""What strictness buys on real questions: accuracy, log Ẑ, ESS and speed for several (s, N), paired with the target's own.
+
+    python benchmarks/gsm8k.py --target FOLDER --draft FOLDER --data gsm8k_test.jsonl [--questions 100] [--json out.json]
+
+Every decoder answers the same questions with one drawn text each; the target's own answers are those of ordinary
+sampling. For a plain target the truth is log Z = 0, and log Ẑ below it says how far reweighting is from the target.
+"""
+
+import argparse
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import smcdecode as smc
+
+ASK = "Solve the problem step by step, then give the answer alone on the last line as '#### number'.\n\n"
+NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
+
+
+def main() -> None:
+    """Answer all questions with every decoder and print a line for each."""
+    options = read_options()
+    torch.set_num_threads(options.threads)
+    p, q = (smc.load(folder, dtype=torch.bfloat16) for folder in (options.target, options.draft))
+    lines = Path(options.data).read_text(encoding="utf-8").splitlines()[: options.questions]
+    questions = [json.loads(line) for line in lines]
+    target = p.at(temperature=options.temperature)
+    rows: list[dict[str, Any]] = []
+    for name, method in decoders(q, options).items():
+        rows.append(answer(name, target, method, questions, options))
+        show(rows[-1], rows[0])
+        if options.json:
+            Path(options.json).write_text(json.dumps(rows, indent=1))
+
+
+def read_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--data", required=True, help="lines of {question, answer}; the answer ends in '#### number'")
+    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--block", type=int, default=4)
+    parser.add_argument("--particles", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--strictness", type=float, nargs="+", default=[0.0, 0.05, 0.2, 0.5, 1.0])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json")
+    return parser.parse_args()
+
+
+def decoders(q: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """The target's own sampling first, then every (N, s)."""
+    found: dict[str, Any] = {"autoregressive": smc.Autoregressive()}
+    for N in options.particles:
+        for s in options.strictness:
+            found[f"N={N} s={s:g}"] = smc.SMC(smc.Draft(q, block=options.block, strictness=s), particles=N)
+    return found
+
+
+def answer(name: str, target: Any, method: Any, questions: list[dict[str, str]], options: argparse.Namespace) -> Any:
+    """Figures of one decoder over all questions."""
+    prompts = [[{"role": "user", "content": ASK + entry["question"]}] for entry in questions]
+    runs = smc.sample(target, prompts, method=method, max_tokens=options.tokens, seed=0)
+    right = [number(run.text) == number(entry["answer"]) for run, entry in zip(runs, questions, strict=True)]
+    stats = runs[0].stats
+    return {
+        "name": name,
+        "right": right,
+        "tokens_per_second": stats.tokens_per_second,
+        "log_z": [run.log_z for run in runs],
+        "ess": statistics.mean(step.ess for run in runs for step in run.steps),
+        "acceptance": stats.acceptance,
+    }
+
+
+def number(text: str) -> float | None:
+    """The last number of a text."""
+    found = NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def show(row: dict[str, Any], own: dict[str, Any]) -> None:
+    """Print one decoder's line; gained and lost are against the target's own answers, question by question."""
+    pairs = list(zip(row["right"], own["right"], strict=True))
+    gained, lost = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
+    spread = statistics.quantiles(row["log_z"], n=4) if len(row["log_z"]) > 1 else row["log_z"] * 3
+    print(
+        f"{row['name']:16} accuracy {statistics.mean(row['right']):6.1%} (+{gained} −{lost})  "
+        f"{row['tokens_per_second']:6.2f} tok/s  ESS {row['ess']:5.2f}  "
+        f"log Ẑ quartiles {spread[0]:.2f} {spread[1]:.2f} {spread[2]:.2f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
