@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Urn", "cumulative", "draw", "exp_", "log_", "log_law", "log_norm", "uniform"]
+__all__ = ["Urn", "apply_bitmask", "cumulative", "draw", "exp_", "log_", "log_law", "log_norm", "uniform"]
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -64,6 +64,38 @@ def _philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, 
         c2, c3 = ((x >> 32) & _WORD) ^ c3 ^ k1, x & _WORD
         k0, k1 = (k0 + _BUMPS[0]) & _WORD, (k1 + _BUMPS[1]) & _WORD
     return c0, c1, c2, c3
+
+
+def apply_bitmask(logits: Tensor, words: Tensor) -> Tensor:
+    """Set logits to -inf, in place, where a packed mask has the bit 0.
+
+    Args:
+        logits: (n, V), any floating type.
+        words: (n, W) int32 with W ≥ V/32: token i of a row has bit ``i mod 32`` of word ``i div 32``, 1 for allowed.
+
+    Returns:
+        ``logits``.
+
+    Raises:
+        ValueError: the words are not int32, or too few.
+
+    Example:
+        >>> apply_bitmask(torch.zeros(1, 4), torch.tensor([[0b0101]], dtype=torch.int32))
+        tensor([[0., -inf, 0., -inf]])
+    """
+    n, V = logits.shape
+    if words.dtype != torch.int32 or len(words) != n or words.shape[1] * 32 < V:
+        raise ValueError(f"{n} rows of {V} bits in int32 words are wanted; got {words.dtype} {tuple(words.shape)}")
+    return logits.masked_fill_(_zero_bits(words, V), -torch.inf)
+
+
+def _zero_bits(words: Tensor, V: int) -> Tensor:
+    """Where the first V bits of each row are 0: (n, W) int32 → (n, V) bool."""
+    if words.device.type == "cpu":  # numpy unpacks bits ten times as fast as shifts do
+        packed = np.invert(np.ascontiguousarray(words.numpy())).astype("<i4", copy=False).view(np.uint8)
+        return torch.from_numpy(np.unpackbits(packed, axis=1, count=V, bitorder="little").view(np.bool_))
+    bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)
+    return ((bits & 1) == 0).flatten(1)[:, :V]
 
 
 def cumulative(weights: Tensor) -> Tensor:

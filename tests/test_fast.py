@@ -75,8 +75,8 @@ def test_row_parts_cover_each_row_and_keep_the_bounds(counts):
         assert not large or (len(set(groups[part].tolist())) == 1 and len(part) == max(of))
 
 
-def narrow_llama(dtype):
-    config = tr.LlamaConfig(
+def narrow(config_class, dtype):
+    config = config_class(
         vocab_size=300, hidden_size=320, intermediate_size=896, num_hidden_layers=2, num_attention_heads=5,
         num_key_value_heads=1, bos_token_id=None, eos_token_id=1, pad_token_id=None,
     )  # fmt: skip
@@ -114,10 +114,11 @@ def run_groups(lm, groups, q_len, steps):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("q_len", [1, 2, 5])
 @pytest.mark.parametrize("rows", [1, 8, 16])
-def test_logits_have_the_same_bits_whatever_else_is_in_the_pass(dtype, q_len, rows):
+@pytest.mark.parametrize("config_class", [tr.LlamaConfig, tr.Olmo2Config], ids=["fused", "own layers"])
+def test_logits_have_the_same_bits_whatever_else_is_in_the_pass(config_class, dtype, q_len, rows):
     if dtype == torch.bfloat16 and not torch.cpu._is_amx_tile_supported():
         pytest.skip("measured on AMX only; other CPUs may round otherwise")
-    lm = load(narrow_llama(dtype))
+    lm = load(narrow(config_class, dtype))
     first = (41, rows, 1)
     alone = run_groups(lm, [first], q_len, 3)
     for others in ([(20, 3, 2)], [(33, 8, 3), (70, 8, 4)], [(5, 1, 5), (90, 16, 6), (64, 7, 7)]):

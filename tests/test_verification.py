@@ -8,6 +8,7 @@ from table import TableLM, random_table
 
 import smcdecode as smc
 from smcdecode.infer.coupling.catalogue import COUPLINGS
+from smcdecode.infer.coupling.set_softmax import SetSoftmax
 from smcdecode.infer.exact import enumerate_target
 
 V, EOS, CAP, RUNS = 4, 3, 4, 2500
@@ -28,6 +29,13 @@ def test_the_joint_law_is_the_targets(method):
     assert all(run.log_z == 0 and len(run.tokens) == 1 for run in runs)
     log_p = dict(zip(exact.sequences, exact.log_gamma, strict=True))
     assert all(run.log_p[0] == pytest.approx(log_p[run.tokens[0]], abs=1e-4) for run in runs)
+
+
+def test_the_published_set_softmax_is_exact_where_nothing_is_truncated():
+    method = smc.MultiDraft(q, block=2, chains=2, coupling=SetSoftmax(top_k=V))
+    runs = smc.sample(p, [[0]] * 400, method=method, max_tokens=CAP, seed=4, progress=False)
+    found = Counter(run.tokens[0] for run in runs)
+    assert_frequencies([found[x] for x in exact.sequences], exact.probabilities)
 
 
 def test_more_chains_keep_more_tokens():

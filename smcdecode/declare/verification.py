@@ -88,17 +88,19 @@ class MultiDraft(_Verification):
 
     _: dataclasses.KW_ONLY
     chains: int = 4
-    coupling: str = "auto"
+    coupling: str | Coupling = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.chains, int) or self.chains < 1:
             raise InvalidOption(f"chains must be an integer ≥ 1; got {self.chains!r}")
-        if self.coupling not in ("auto", *COUPLINGS):
+        if isinstance(self.coupling, str) and self.coupling not in ("auto", *COUPLINGS):
             raise InvalidOption(f"coupling must be auto or one of {', '.join(COUPLINGS)}; got {self.coupling!r}")
 
     def couplings(self) -> tuple[Coupling, ...]:
         """The couplings to choose from, in the order of :class:`~smcdecode.infer.coupling.catalogue.Preference`."""
+        if not isinstance(self.coupling, str):
+            return (self.coupling,)
         names = Preference.CHOICES if self.coupling == "auto" else (self.coupling,)
         return tuple(COUPLINGS[name] for name in names)
 

@@ -20,6 +20,8 @@ class Grammar(Constraint):
     Lark compiles the grammar; llguidance gives the masks of the translated grammar; Lark reads every finished text
     again, so that whatever the translation cannot express costs a particle and never a wrong text.
 
+    Where the two part, ``notes`` says how, a sentence each.
+
     Args:
         grammar: the grammar's text, the path of a file with it (imports are relative to it), or a ``lark.Lark`` as it
             was configured.

@@ -28,7 +28,7 @@ class Translation:
 
     Attributes:
         text: the grammar; its rule ``start`` is the Lark grammar's start rule.
-        notes: where Lark is stricter than the masks, a sentence each.
+        notes: where the masks and Lark part, a sentence each: what only Lark forbids, and what the masks leave out.
     """
 
     text: str
@@ -38,7 +38,8 @@ class Translation:
 def translate(lark: Lark, start: str, trailing_ignore: bool = False) -> Translation:
     """Write a compiled Lark grammar for llguidance.
 
-    Every text that Lark accepts is accepted, and hardly any other: what only Lark can tell apart is in ``notes``.
+    The same texts are accepted, but for what ``notes`` says, and for reserved words that begin one another with no
+    blank between them and the next word (``INNER`` read as ``IN`` and a name ``NER``), which the masks leave out.
 
     Args:
         lark: the grammar.
@@ -158,4 +159,9 @@ def _parts(contest: Contest, rules: Alternatives, start: str, ignored: Sequence[
     behind |= {name: set(used) | behind.get(name, set()) for name in ignored}
     parts: Parts = dict(cuts(contest, behind, used, ignored))
     whole = [name for name in used if name not in parts and name not in ignored]
-    return parts | runs(contest, behind, whole)
+    parts |= runs(contest, behind, whole)
+    if ignored:
+        contest.notes += [
+            f"ignored text inside {name}, which is read in parts: Lark alone forbids it" for name in parts
+        ]
+    return parts

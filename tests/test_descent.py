@@ -1,10 +1,10 @@
-"""Lossless verification of one chain, and of several down a tree: the tokens have the target's law."""
+"""Chains verified together down a tree: the tokens have the target's law."""
 
 import itertools
 
 import pytest
 import torch
-from coupling_cases import NAMED, pair, random_pairs
+from coupling_cases import random_pairs
 from stats import assert_frequencies
 
 from smcdecode.infer.coupling.global_resolution import GlobalResolution
@@ -12,29 +12,9 @@ from smcdecode.infer.coupling.greedy import Greedy
 from smcdecode.infer.coupling.kseq import KSeq
 from smcdecode.infer.coupling.recursive import RecursiveRejection, RecursiveRejectionWithoutReplacement
 from smcdecode.infer.descent import RowLaws, descend
-from smcdecode.infer.rejection import acceptance, residual, verify
 
 V, K = 3, 2
 ROWS = 20_000
-
-
-def one_position_law(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Law of the token when every draft of probability q is tried."""
-    tokens = torch.arange(len(p))
-    keep = acceptance(p.log().expand(len(p), -1), q.log().expand(len(p), -1), tokens) * q
-    rest = residual(p, q)
-    return keep + (1 - keep.sum()) * rest / rest.sum()
-
-
-@pytest.mark.parametrize("kind", NAMED)
-def test_one_position_has_the_law_of_the_target(kind):
-    p, q = pair(kind)
-    assert (one_position_law(p, q) - p).abs().max() < 1e-9
-
-
-def test_random_laws():
-    for p, q in zip(*random_pairs(5, 200, seed=3), strict=True):
-        assert (one_position_law(p, q) - p).abs().max() < 1e-9
 
 
 class Markov:
@@ -69,32 +49,6 @@ def complete(model: Markov, tokens: torch.Tensor, generator: torch.Generator) ->
         before = tokens[:, k - 1] if k else torch.full_like(tokens[:, 0], -1)
         tokens[:, k] = torch.where(tokens[:, k] < 0, model.draw(model.p, before, generator), tokens[:, k])
     return (tokens * V ** torch.arange(tokens.shape[1]).flip(0)).sum(-1)
-
-
-def test_a_verified_chain_has_the_joint_law_of_the_target():
-    model, generator = Markov(seed=1), torch.Generator().manual_seed(1)
-    drafts = torch.full((ROWS, K), -1)
-    for k in range(K):
-        drafts[:, k] = model.draw(model.q, drafts[:, k - 1] if k else drafts[:, 0], generator)
-    counts = torch.arange(ROWS) % (K + 1)
-    log_p, log_q = model.rows(drafts)
-    out = verify(log_p, log_q, drafts, counts, torch.rand(ROWS, K + 1, dtype=torch.float64, generator=generator))
-    assert (out.accepted <= counts).all()
-    tokens = torch.cat([drafts, torch.full((ROWS, 1), -1)], 1)
-    tokens[torch.arange(K + 1) >= out.accepted[:, None]] = -1
-    tokens[torch.arange(ROWS), out.accepted] = out.token
-    law = model.joint(K + 1)
-    cell = complete(model, tokens, generator)
-    for count in range(K + 1):
-        assert_frequencies(torch.bincount(cell[counts == count], minlength=len(law)), law)
-
-
-def test_equal_laws_are_always_accepted():
-    model = Markov(seed=2)
-    drafts = torch.tensor([[1, 2], [2, 0]])
-    log_p, _ = model.rows(drafts)
-    u = torch.full((2, 3), 1 - 2.0**-53, dtype=torch.float64)
-    assert verify(log_p, log_p[:, :K], drafts, torch.tensor([2, 2]), u).accepted.tolist() == [2, 2]
 
 
 COUPLINGS = [

@@ -1,0 +1,44 @@
+"""On a real model every text of positive weight satisfies its constraint by Python's own means, however it was drawn.
+
+``benchmarks/outputs.py`` does the same with many more texts.
+"""
+
+import math
+
+import pytest
+from output_tasks import tasks
+
+import smcdecode as smc
+
+NAMES = [task.name for task in tasks()]
+
+
+@pytest.fixture(scope="module")
+def p():
+    try:
+        return smc.load("demo")
+    except smc.UnsupportedModel as error:
+        pytest.skip(f"needs the demo model: {error}")
+
+
+def methods(p):
+    return {
+        "local": smc.SMC(smc.Local(), particles=4),
+        "draft": smc.SMC(smc.Draft(p, block=3, temperature=1.2, strictness=0.3), particles=4),
+    }
+
+
+@pytest.mark.parametrize("method", ["local", "draft"])
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_satisfy_their_constraint(p, name, method):
+    task = next(task for task in tasks() if task.name == name)
+    out = smc.sample(p * task.psi, task.prompt, method=methods(p)[method], max_tokens=task.max_tokens, seed=0)
+    assert [text for text in out.distribution() if not task.good(text)] == []
+    assert out.alive or out.log_z == -math.inf
+    assert out.log_z < 0 or name == "between"  # log p(x ∈ L), estimated
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_oracle_can_say_no(name):
+    task = next(task for task in tasks() if task.name == name)
+    assert not task.good("(1999")
