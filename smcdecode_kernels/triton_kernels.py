@@ -1,9 +1,8 @@
 """Triton twins of functions in ``reference``, for GPUs: knows tensors in device memory, not what they mean.
 
-Each says what the function of the same name there says, and is tested against it. Importing this file needs triton.
+Each says what the function of the same name there says, and is tested against it. Importing this file needs triton,
+whose compiler takes no annotations on a kernel's pointers and numbers.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ def apply_bitmask(logits: Tensor, words: Tensor) -> Tensor:
 
 
 @triton.jit
-def _apply_bitmask(logits: Any, words: Any, logits_stride: Any, words_stride: Any, V: Any, BLOCK: tl.constexpr) -> None:
+def _apply_bitmask(logits, words, logits_stride, words_stride, V, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
     """Forbid the tokens whose bit is 0.
 
     ``logits`` (n, V) float, ``words`` (n, W) int32; strides in elements. One program a row and block of tokens. With

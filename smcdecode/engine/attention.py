@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from smcdecode.engine.cache import KVStore
 
@@ -103,20 +104,20 @@ class TorchView:
         rows = _rows(batch, store.page_size)
         self.groups = batch.group.repeat_interleave(batch.q_len)  # (T,)
         device = store.layout.device
-        self.new = torch.cat([row.slots[row.own_len - row.q_len :] for row in rows]).to(device)
+        self.new = torch.from_numpy(np.concatenate([row.slots[row.own_len - row.q_len :] for row in rows])).to(device)
         prompts = [_slots(p, store.page_size)[:n] for p, n in zip(batch.prefix_pages, batch.prefix_len, strict=True)]
         self.fresh = [row for row in rows if row.fresh]
         self.shared: list[_Shared] = []
-        tables: list[_Table] = []
+        entries: list[_Entry] = []
         for group, of_group in groupby(rows, key=lambda row: row.group):
-            members, prompt = list(of_group), prompts[group]
-            if _fits_one_table(members, prompt, store):
-                tables.append(_table(members, prompt))
+            whole = _Entry(list(of_group), prompts[group])
+            if _fits(whole, store):
+                entries.append(whole)
                 continue
-            tables += [_table([row], prompt[:0]) for row in members if not row.fresh]
-            if len(prompt):
-                self.shared.append(_Shared(members, prompt, device))
-        self.pools = [_Pool(pool, device) for pool in _alike(tables, store.layout.dtype)]
+            entries += [_Entry([row], prompts[group][:0]) for row in whole.rows if not row.fresh]
+            if len(whole.prompt):
+                self.shared.append(_Shared(whole, device))
+        self.pools = [_Pool(pool, device) for pool in _alike(entries, store.layout.dtype)]
         self.whole = len(self.pools) == 1 and self.pools[0].covers(len(self.groups))
 
     def attend(
@@ -149,12 +150,15 @@ class TorchView:
         lse = query.new_empty(query.shape[:2], dtype=torch.float32)
         for pool in self.pools:
             part, part_lse = pool.attend(self.store, layer, query.index_select(0, pool.tokens), rule)
-            out.index_copy_(0, pool.tokens, part)  # a padding query repeats its table's last one, and its result
+            out.index_copy_(0, pool.tokens, part)  # a padding query repeats its entry's last one, and its result
             lse.index_copy_(0, pool.tokens, pool.sums(part_lse))
         for row in self.fresh:
             new = slice(row.token, row.token + row.q_len)
             out[new], lse[new] = causal(query[new], key[new], value[new], rule)
         return out, lse
+
+
+Numbers = npt.NDArray[np.int64]
 
 
 class _Row(NamedTuple):
@@ -166,7 +170,7 @@ class _Row(NamedTuple):
     q_len: int
     own_len: int
     prefix_len: int
-    slots: Tensor  # (own_len,) of its suffix
+    slots: Numbers  # (own_len,) of its suffix
 
     @property
     def fresh(self) -> bool:
@@ -174,9 +178,9 @@ class _Row(NamedTuple):
         return self.q_len == self.own_len and self.q_len >= LONG_QUERY
 
     @property
-    def positions(self) -> Tensor:
-        """(own_len,) absolute positions of its suffix."""
-        return torch.arange(self.prefix_len, self.prefix_len + self.own_len)
+    def total(self) -> int:
+        """Tokens of prompt and suffix."""
+        return self.prefix_len + self.own_len
 
 
 def _rows(batch: Batch, page_size: int) -> list[_Row]:
@@ -188,61 +192,51 @@ def _rows(batch: Batch, page_size: int) -> list[_Row]:
     ]
 
 
-def _slots(pages: Tensor, page_size: int) -> Tensor:
+def _slots(pages: Tensor, page_size: int) -> Numbers:
     """The slots of pages (…, n), in order: (…, n · page_size) int64."""
-    return (pages[..., None] * page_size + torch.arange(page_size)).flatten(-2)
+    slots: Numbers = (pages.cpu()[..., None] * page_size + torch.arange(page_size)).flatten(-2).numpy()
+    return slots
 
 
-class _Table(NamedTuple):
-    """Queries and keys of one attention call's batch entry; who sees what follows from owners and positions."""
+class _Entry(NamedTuple):
+    """One batch entry of an attention call: rows, and the prompt that all of them see (empty if it is read apart)."""
 
-    tokens: Tensor  # (Q,) packed indices of the queries
-    query_owner: Tensor  # (Q,) row of each query
-    query_position: Tensor  # (Q,) absolute
-    slots: Tensor  # (L,) of the keys
-    key_owner: Tensor  # (L,) row whose queries see the key; ANYONE for a prompt
-    key_position: Tensor  # (L,) absolute
+    rows: list[_Row]
+    prompt: Numbers
+
+    @property
+    def queries(self) -> int:
+        """Queries of all its rows."""
+        return sum(row.q_len for row in self.rows)
+
+    @property
+    def keys(self) -> int:
+        """Keys of its prompt and of all its rows."""
+        return len(self.prompt) + sum(row.own_len for row in self.rows)
 
 
-ANYONE, NO_ONE = -1, -2
-
-
-def _fits_one_table(rows: Sequence[_Row], prompt: Tensor, store: KVStore) -> bool:
-    """Whether a group is attended by one entry that holds its prompt and all its rows' keys.
+def _fits(entry: _Entry, store: KVStore) -> bool:
+    """Whether a group is attended as one entry that holds its prompt and all its rows' keys.
 
     That saves a call and a merge, at the price of copying the prompt and of scores that the mask throws away.
     """
     widest = max(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in store.layout.layers)
-    queries, own = sum(row.q_len for row in rows), sum(row.own_len for row in rows)
-    wasted = 0 if len(rows) == 1 else queries * own
-    small = len(prompt) * widest * store.layout.dtype.itemsize <= COPY_BYTES and wasted <= WASTED_SCORES
-    return small and not any(row.fresh for row in rows)
+    copied = len(entry.prompt) * widest * store.layout.dtype.itemsize
+    wasted = 0 if len(entry.rows) == 1 else entry.queries * (entry.keys - len(entry.prompt))
+    return copied <= COPY_BYTES and wasted <= WASTED_SCORES and not any(row.fresh for row in entry.rows)
 
 
-def _table(rows: Sequence[_Row], prompt: Tensor) -> _Table:
-    owners = torch.tensor([row.row for row in rows])
-    own_len, q_len = (torch.tensor([getattr(row, name) for row in rows]) for name in ("own_len", "q_len"))
-    return _Table(
-        tokens=torch.arange(rows[0].token, rows[-1].token + rows[-1].q_len),
-        query_owner=owners.repeat_interleave(q_len),
-        query_position=torch.cat([row.positions[row.own_len - row.q_len :] for row in rows]),
-        slots=torch.cat([prompt, *(row.slots for row in rows)]),
-        key_owner=torch.cat([torch.full((len(prompt),), ANYONE), owners.repeat_interleave(own_len)]),
-        key_position=torch.cat([torch.arange(len(prompt)), *(row.positions for row in rows)]),
-    )
+def _alike(entries: Sequence[_Entry], dtype: torch.dtype) -> list[list[_Entry]]:
+    """Entries to be attended by one call.
 
-
-def _alike(tables: Sequence[_Table], dtype: torch.dtype) -> list[list[_Table]]:
-    """Tables to be attended by one call.
-
-    In bfloat16 the CPU kernel gives a query the same bits under any padding of keys by LENGTH_STEP, so tables of like
-    size go together; in other types only tables of one padded shape do, so that the padding is a table's own affair.
+    In bfloat16 the CPU kernel gives a query the same bits under any padding of keys by LENGTH_STEP, so entries of like
+    size go together; in other types only entries of one padded shape do, so that the padding is an entry's own affair.
     """
-    pools: dict[tuple[int, int], list[_Table]] = defaultdict(list)
-    for table in tables:
-        length, queries = _padded(len(table.slots)), len(table.tokens)
+    pools: dict[tuple[int, int], list[_Entry]] = defaultdict(list)
+    for entry in entries:
+        length, queries = _padded(entry.keys), entry.queries
         like = (max(length, 256).bit_length(), max(queries, 8).bit_length())
-        pools[like if dtype == torch.bfloat16 else (length, queries)].append(table)
+        pools[like if dtype == torch.bfloat16 else (length, queries)].append(entry)
     return list(pools.values())
 
 
@@ -251,29 +245,24 @@ def _padded(length: int) -> int:
 
 
 class _Pool:
-    """Tables attended by one call, padded to one shape: E entries of Q queries and L keys."""
+    """Entries attended by one call, padded to one shape: E entries of Q queries and L keys."""
 
-    def __init__(self, tables: Sequence[_Table], device: torch.device) -> None:
-        self.entries, self.width = len(tables), max(len(t.tokens) for t in tables)
-        self.length = _padded(max(len(t.slots) for t in tables))
-        self.tokens = self._queries([t.tokens for t in tables]).flatten().to(device)
-        self.slots = self._keys([t.slots for t in tables], 0).flatten().to(device)
-        query_owner, query_at = (self._queries([t[i] for t in tables])[:, :, None] for i in (1, 2))
-        key_owner = self._keys([t.key_owner for t in tables], NO_ONE)[:, None]
-        key_at = self._keys([t.key_position for t in tables], 0)[:, None]
-        foreign = (key_owner != query_owner) & (key_owner != ANYONE)
-        self._hidden = (foreign | (key_at > query_at)).to(device)  # (E, Q, L)
-        self._distance = (query_at - key_at).to(device)
-        self._in_order = torch.equal(self.tokens, torch.arange(len(self.tokens), device=device))
+    def __init__(self, entries: Sequence[_Entry], device: torch.device) -> None:
+        self.entries, self.width = len(entries), max(entry.queries for entry in entries)
+        self.length = _padded(max(entry.keys for entry in entries))
+        tokens, query_owner, query_at = np.zeros((3, self.entries, self.width), np.int64)
+        slots, key_owner, key_at = np.zeros((3, self.entries, self.length), np.int64)
+        key_owner[:] = NO_ONE
+        for e, entry in enumerate(entries):
+            _fill_queries(entry, tokens[e], query_owner[e], query_at[e])
+            _fill_keys(entry, slots[e], key_owner[e], key_at[e])
+        distance = query_at[:, :, None] - key_at[:, None]  # (E, Q, L)
+        foreign = (key_owner[:, None] != query_owner[:, :, None]) & (key_owner[:, None] != ANYONE)
+        self._hidden = torch.from_numpy(foreign | (distance < 0)).to(device)
+        self._distance = torch.from_numpy(distance).to(device)
+        self._in_order = bool((tokens.ravel() == np.arange(tokens.size)).all())
+        self.tokens, self.slots = (torch.from_numpy(numbers.ravel()).to(device) for numbers in (tokens, slots))
         self._masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = {}
-
-    def _queries(self, parts: Sequence[Tensor]) -> Tensor:
-        """(E, Q), each part padded by repeating its last number."""
-        return torch.stack([torch.cat([p, p[-1:].expand(self.width - len(p))]) for p in parts])
-
-    def _keys(self, parts: Sequence[Tensor], padding: int) -> Tensor:
-        """(E, L), each part padded by ``padding``."""
-        return torch.stack([functional.pad(p, (0, self.length - len(p)), value=padding) for p in parts])
 
     def covers(self, total: int) -> bool:
         """Whether the queries are all ``total`` packed tokens, in order."""
@@ -307,18 +296,45 @@ class _Pool:
         return self._masks[key]
 
 
+ANYONE, NO_ONE = -1, -2  # owners of a prompt's keys, and of padding
+
+
+def _fill_queries(entry: _Entry, tokens: Numbers, owner: Numbers, at: Numbers) -> None:
+    """Packed indices, rows and absolute positions of an entry's queries; its last one is repeated to the end."""
+    start = 0
+    for row in entry.rows:
+        stop = start + row.q_len
+        tokens[start:stop] = np.arange(row.token, row.token + row.q_len)
+        owner[start:stop] = row.row
+        at[start:stop] = np.arange(row.total - row.q_len, row.total)
+        start = stop
+    for numbers in (tokens, owner, at):
+        numbers[start:] = numbers[start - 1]
+
+
+def _fill_keys(entry: _Entry, slots: Numbers, owner: Numbers, at: Numbers) -> None:
+    """Slots, rows and absolute positions of an entry's keys, the prompt's first."""
+    start = len(entry.prompt)
+    slots[:start], owner[:start], at[:start] = entry.prompt, ANYONE, np.arange(start)
+    for row in entry.rows:
+        stop = start + row.own_len
+        slots[start:stop], owner[start:stop] = row.slots, row.row
+        at[start:stop] = np.arange(row.prefix_len, row.total)
+        start = stop
+
+
 class _Shared:
     """A prompt read once for all queries of its group, apart from the rows' own keys."""
 
-    def __init__(self, rows: Sequence[_Row], prompt: Tensor, device: torch.device) -> None:
+    def __init__(self, group: _Entry, device: torch.device) -> None:
+        rows, prompt = group
         self.tokens = slice(rows[0].token, rows[-1].token + rows[-1].q_len)
         self.length = len(prompt)
-        positions = torch.cat([row.positions[row.own_len - row.q_len :] for row in rows])
+        positions = np.concatenate([np.arange(row.total - row.q_len, row.total) for row in rows])
         self.lowest, self.highest = int(positions.min()), int(positions.max())
-        self.positions = positions.to(device)
+        self.positions, self.slots = (torch.from_numpy(numbers).to(device) for numbers in (positions, prompt))
         first = int(prompt[0])
-        self.first = first if torch.equal(prompt, torch.arange(first, first + len(prompt))) else None
-        self.slots = prompt.to(device)
+        self.first = first if (prompt == np.arange(first, first + len(prompt))).all() else None
         self._masks: dict[tuple[int, int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def merge(self, store: KVStore, layer: int, query: Tensor, out: Tensor, lse: Tensor, rule: Rule) -> Tensor:

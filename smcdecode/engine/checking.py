@@ -1,5 +1,7 @@
 """Next tokens checked one at a time by the potentials, with weights. Knows slots and potential states; no model."""
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from smcdecode.infer.awrs import draw_checked
 __all__ = ["Checker"]
 
 _STREAMS = (Stream.CHECK, Stream.REPEAT)
+_HAND = 8  # uniforms made at once: one costs as much as these
 
 
 class Checker:
@@ -39,8 +42,13 @@ class Checker:
                     refusals[pairs[i][0]] = refusal
             return torch.tensor([known[pair] for pair in pairs], dtype=torch.bool)
 
+        @functools.cache
+        def several(kind: int, hand: int) -> Tensor:
+            places = torch.arange(hand * _HAND, (hand + 1) * _HAND)
+            return self.slots.uniform(slots[:, None], places, _STREAMS[kind])  # (n, _HAND)
+
         def uniforms(rows: Tensor, draw: int, kind: int) -> Tensor:
-            return self.slots.uniform(slots[rows], draw, _STREAMS[kind])
+            return several(kind, draw // _HAND)[rows, draw % _HAND]
 
         spec = self.spec
         tokens, log_w = draw_checked(law, uniforms, check, most=spec.rejections, acceptances=spec.acceptances)

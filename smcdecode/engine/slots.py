@@ -157,11 +157,14 @@ class Slots:
             prefix_len=(0,) * len(lanes),
         )
 
-    def uniform(self, slots: Tensor, place: int, stream: int) -> Tensor:
-        """(n,) float64 uniforms keyed by request seed, particle, cycle and place in the block, and nothing else."""
+    def uniform(self, slots: Tensor, place: int | Tensor, stream: int) -> Tensor:
+        """Float64 uniforms keyed by request seed, particle, cycle and place in the block, and nothing else.
+
+        ``slots`` (n,) int64 and a place give (n,); slots (n, 1) and places (m,) give (n, m).
+        """
         lane = self.lane[slots]
         key, cycle = self.seed[lane], self.cycle[lane]
-        return reference.uniform(key, self.particle[slots], cycle, torch.tensor(place), stream)
+        return reference.uniform(key, self.particle[slots], cycle, torch.as_tensor(place), stream)
 
     def audit(self) -> None:
         """Check page counts against all holders; AssertionError names the first that is wrong."""
