@@ -169,6 +169,7 @@ def interleave(
             answer = ask(question)
             if seed >= 0:
                 answers[who, method].append(answer)
+        print(f"{task['name']}: round {seed + 1} of {options.seeds} done", file=sys.stderr, flush=True)
     return [{"task": task["name"], "who": f"{who} {how}", **figures(task, a)} for (who, how), a in answers.items()]
 
 
@@ -228,8 +229,8 @@ def show(rows: list[dict[str, Any]], threads: int) -> None:
                ("log_mean_z", "log mean Ẑ", "10.2f"), ("log_z_sd", "sd log Ẑ", "8.2f"), ("dead", "dead", "4d"),
                ("good", "good", "6.1%"))  # fmt: skip
     print(f"\n{threads} thread{'s' if threads > 1 else ''}")
-    print(f"{'task':13} {'contestant':22}", *(f"{name:>{int(form.split('.')[0].rstrip('d'))}}" for _, name, form in columns),
-          "  ours/theirs: tok/s, tok/CPU s, sd")  # fmt: skip
+    heads = [f"{name:>{int(form.split('.')[0].rstrip('d'))}}" for _, name, form in columns]
+    print(f"{'task':13} {'contestant':22}", *heads, "  ours/theirs: tok/s, tok/CPU s, sd")
     best = {row["task"]: row for row in reversed(rows) if row["who"].startswith("smcdecode")}
     for row in rows:
         cells = [f"{row[key]:{form}}" for key, _, form in columns]

@@ -128,7 +128,7 @@ def figures(out: list[Any], method: Any, tokens: int) -> dict[str, Any]:
 
 def add_prediction(row: dict[str, Any], passes: PassTimes) -> None:
     """Predicted speed-up over our autoregressive engine, (7), and achieved over predicted."""
-    N, K = row["particles"], row["block"]
+    N, K = int(row["particles"]), int(row["block"])
     predicted = speedup(
         row["tokens_per_cycle"], K, target_one=passes("p", 1, 1), draft=passes("q", N, 1), target=passes("p", N, K + 1)
     )

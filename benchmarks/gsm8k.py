@@ -1,6 +1,6 @@
-"""What strictness buys on real questions: accuracy, log Ẑ, ESS and speed for several (s, N), paired with the target's own.
+"""What strictness buys on real questions: accuracy, log Ẑ, ESS and speed for several (s, N), paired with the target's.
 
-    python benchmarks/gsm8k.py --target FOLDER --draft FOLDER --data gsm8k_test.jsonl [--questions 100] [--json out.json]
+    python benchmarks/gsm8k.py --target FOLDER --draft FOLDER --data gsm8k_test.jsonl [--questions 100]
 
 Every decoder answers the same questions with one drawn text each; the target's own answers are those of ordinary
 sampling. For a plain target the truth is log Z = 0, and log Ẑ below it says how far reweighting is from the target.

@@ -1,4 +1,4 @@
-"""Extraction to a JSON schema, with a reward on top: π ∝ p · 1[valid] · exp(β R), R = share of values that were there."""
+"""Extraction to a JSON schema, with a reward on top: π ∝ p · 1[valid] · exp(β R), R = share of values found there."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Python predicates: verses of short words, and a last word that rhymes. A mask for the same language agrees on log Ẑ."""
+"""Python predicates: a verse of short words, and one that rhymes. A mask for the same language agrees on log Ẑ."""
 
 import re
 
@@ -23,16 +23,22 @@ def main():
     short = smc.Predicate(short_words, on="text")
     prompt = "I walked along the"
 
-    out = smc.sample(p * short, prompt, method=smc.SMC(particles=16), max_tokens=10, seed=0)
+    # Tokens are drawn and checked one at a time; the refused ones tell what the weight is.
+    checked = smc.SMC(smc.Local(check="rejection"), particles=16)
+    out = smc.sample(p * short, prompt, method=checked, max_tokens=10, seed=0)
     print(out.summary())
     assert all(short_words(text) for text in out.distribution())
-    print(len(out.deaths), "particles wrote a long word and were replaced, the first after", out.deaths[0].last)
 
-    # The same language as a regex has masks: no particle dies, and log Ẑ estimates the same log-probability.
+    # Written first and judged then, the same predicate costs particles.
+    hasty = smc.sample(p * short, prompt, method=smc.SMC(smc.Local(check="mask"), 16), max_tokens=10, seed=0)
+    print(len(hasty.deaths), "particles wrote a long word; without checks they die of it")
+    assert all(short_words(text) for text in hasty.distribution())
+
+    # The same language as a regex has masks, and log Ẑ estimates the same log-probability.
     word, gap = f"[A-Za-z]{{1,{LONGEST}}}", "[^A-Za-z]"
     pattern = smc.Regex(f"{gap}*(?:{word}(?:{gap}+{word})*{gap}*)?", name="short words")
     masked = smc.sample(p * pattern, prompt, method=smc.SMC(particles=16), max_tokens=10, seed=0)
-    print(f"log Ẑ: {out.log_z:.2f} by the predicate, {masked.log_z:.2f} by the mask")
+    print(f"log Ẑ: {out.log_z:.2f} by checks, {hasty.log_z:.2f} by deaths, {masked.log_z:.2f} by masks")
     assert not masked.deaths and all(short_words(text) for text in masked.texts)
 
     # Final predicates multiply in: the verse ends on a rhyme, as far as sixteen tries can find one.

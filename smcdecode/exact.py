@@ -33,7 +33,10 @@ def exact(
         prompt: one prompt.
         method: the SMC method whose runs are proposed; more particles make the chain move more often.
         sweeps: runs after the first.
-        max_tokens, seed, memory, progress: as for :func:`smcdecode.sample`.
+        max_tokens: as for :func:`smcdecode.sample`.
+        seed: as for :func:`smcdecode.sample`.
+        memory: as for :func:`smcdecode.sample`.
+        progress: as for :func:`smcdecode.sample`.
 
     Raises:
         NoSurvivors: every particle of every run died.

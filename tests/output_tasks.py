@@ -12,7 +12,8 @@ import smcdecode as smc
 
 PHONE = r" \([0-9]{3}\) [0-9]{3}-[0-9]{4}"
 WORDS = r" (?:[a-zé]{2,9} ){2,4}[a-zé]{2,9}[.!?]"
-DATE = r"[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+YES_NO = " (yes|no)"
+DATE = r" [12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 SQL = r"""
     start: "SELECT " columns " FROM " TABLE where? ";"
     columns: "*" | COLUMN (", " COLUMN)*
@@ -31,7 +32,7 @@ SUM = r"""
 PERSON = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 16},
+        "name": {"type": "string", "maxLength": 10},
         "age": {"type": "integer", "minimum": 0, "maximum": 150},
         "city": {"enum": ["Rome", "Oslo", "São Paulo"]},
         "pets": {"type": "array", "items": {"enum": ["cat", "dog"]}, "maxItems": 2},
@@ -112,16 +113,16 @@ def tasks() -> list[Task]:
     return [
         Task("phone", smc.Regex(PHONE), "Ann: (212) 555-0143\nBen: (415) 555-0178\nCleo:", 24, full(PHONE)),
         Task("words", smc.Regex(WORDS), "A sentence:", 32, full(WORDS)),
-        Task("date", smc.Regex(DATE), "Apollo 11 landed on 1969-07-20, Apollo 17 on ", 16, full(DATE)),
+        Task("date", smc.Regex(DATE), "Apollo 11 landed on 1969-07-20, Apollo 17 on", 16, full(DATE)),
         Task("sql", smc.Grammar(SQL), "In SQL, users older than 30:\n", 32, parsed(SQL, "earley")),
         Task("sum", smc.Grammar(SUM), "12 as a sum of three numbers: ", 24, parsed(SUM, "lalr")),
-        Task("person", smc.JsonSchema(PERSON), "A person as JSON:\n", 64, valid(PERSON)),
+        Task("person", smc.JsonSchema(PERSON), "A person as JSON:\n", 48, valid(PERSON)),
         Task("flags", smc.JsonSchema(FLAGS), "Answers as a JSON list:\n", 24, valid(FLAGS)),
         Task(
             "no u sql", smc.Grammar(SQL) * no_u, "In SQL, names and prices of orders:\n", 32,
             lambda text: parsed(SQL, "earley")(text) and "u" not in text.lower(),
         ),
-        Task("after", smc.After(":", smc.Regex(" (yes|no)")), "Is seven prime? Answer", 10, after(":", full(" (yes|no)"))),
+        Task("after", smc.After(":", smc.Regex(YES_NO)), "Is seven prime? Answer", 10, after(":", full(YES_NO))),
         Task(
             "between", smc.Between("(", ")", smc.Regex("1[0-9]{3}"), required=False),
             "Births: Isaac Newton (1643), Charles Darwin (1809),", 16, regions(year),

@@ -360,3 +360,12 @@ def test_one_token_is_a_text():
     assert {len(x) for out in runs for x in out.tokens} == {1}
     assert all(out.log_z == 0.0 for out in runs)
     assert len(events([x for out in runs for x in out.tokens])) == 4000
+
+
+def test_a_death_is_told_in_the_words_of_the_constraint():
+    out = smc.sample(
+        p * smc.Regex("ab*c"), list(PROMPT), method=smc.SMC(particles=4), max_tokens=2, seed=0, progress=False
+    )
+    assert out.log_z == -math.inf or out.deaths
+    assert all(death.why for death in out.deaths if death.cause.startswith("Regex"))
+    assert any(death.why for death in out.deaths)

@@ -67,7 +67,8 @@ def test_examples_run(example, demo):
 
 
 def test_there_are_examples():
-    assert {"plain", "power", "reward", "custom_potential"} <= {example.stem for example in EXAMPLES}
+    wanted = {"plain", "power", "reward", "custom_potential", "text_to_sql", "extraction", "rhyme_or_length"}
+    assert wanted <= {example.stem for example in EXAMPLES}
 
 
 def test_links_between_documents_lead_somewhere():

@@ -21,18 +21,20 @@ def p():
         pytest.skip(f"needs the demo model: {error}")
 
 
-def methods(p):
-    return {
-        "local": smc.SMC(smc.Local(), particles=4),
-        "draft": smc.SMC(smc.Draft(p, block=3, temperature=1.2, strictness=0.3), particles=4),
-    }
+def proposal(p, kind):
+    return smc.Draft(p, block=3, temperature=1.2, strictness=0.3) if kind == "draft" else smc.Local(check=kind)
 
 
-@pytest.mark.parametrize("method", ["local", "draft"])
-@pytest.mark.parametrize("name", NAMES)
-def test_outputs_satisfy_their_constraint(p, name, method):
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, "auto") for name in NAMES]
+    + [(name, "draft") for name in ("phone", "sql", "flags", "no u sql", "after", "between")]
+    + [(name, "rejection") for name in ("date", "sql", "flags", "between")],
+)
+def test_outputs_satisfy_their_constraint(p, name, kind):
     task = next(task for task in tasks() if task.name == name)
-    out = smc.sample(p * task.psi, task.prompt, method=methods(p)[method], max_tokens=task.max_tokens, seed=0)
+    method = smc.SMC(proposal(p, kind), particles=4)
+    out = smc.sample(p * task.psi, task.prompt, method=method, max_tokens=task.max_tokens, seed=0)
     assert [text for text in out.distribution() if not task.good(text)] == []
     assert out.alive or out.log_z == -math.inf
     assert out.log_z < 0 or name == "between"  # log p(x ∈ L), estimated

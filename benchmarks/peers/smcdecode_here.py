@@ -14,7 +14,7 @@ import torch
 
 import smcdecode as smc
 
-METHODS = {"masked": smc.Local()}
+METHODS = {"masked": smc.Local(), "rejection": smc.Local(check="rejection", acceptances=2)}
 CONSTRAINTS = {"regex": smc.Regex, "schema": lambda text: smc.JsonSchema(json.loads(text), whitespace=None),
                "grammar": smc.Grammar}  # fmt: skip
 

@@ -191,7 +191,7 @@ class ParticleEngine:
         slots.heard[moved] = slots.length[moved]
         for slot, killer in zip(moved.tolist(), killers, strict=True):
             if killer is not None:
-                self._die(slot, killer)
+                self._die(slot, killer, self.twist.why(slot, killer, bool(slots.finished[slot])))
         return increments
 
     def _show(self, slots: Tensor) -> None:
@@ -209,11 +209,11 @@ class ParticleEngine:
         for slot in (torch.isneginf(increments) & ~self.slots.dead).nonzero()[:, 0].tolist():
             self._die(slot, cause)
 
-    def _die(self, slot: int, cause: str) -> None:
+    def _die(self, slot: int, cause: str, why: str | None = None) -> None:
         """A particle of weight zero writes no more and takes no pages; it is replaced at the next resampling."""
         slots, lane = self.slots, slot // self.slots.N
         tokens = tuple(slots.tokens[slot, : int(slots.length[slot])].tolist())
-        self.deaths[lane].append(Death(int(slots.cycle[lane]), slot % slots.N, cause, tokens))
+        self.deaths[lane].append(Death(int(slots.cycle[lane]), slot % slots.N, cause, tokens, why))
         slots.dead[slot] = slots.finished[slot] = True
         slots.next_row[slot] = -1
 

@@ -25,6 +25,7 @@ class Death:
     particle: int
     cause: str
     tokens: tuple[int, ...]
+    why: str | None = None  # in the potential's own words, where it has some
 
 
 class Twist:
@@ -92,6 +93,12 @@ class Twist:
             for i in torch.isneginf(value).nonzero()[:, 0].tolist():
                 killer[alive[i]] = psi.name
         return total, killer
+
+    def why(self, slot: int, name: str, complete: bool) -> str | None:
+        """Why the factor of this name forbids what a slot holds, in its own words; None where it has none."""
+        f = [psi.name for psi in self.potentials].index(name)
+        ask = getattr(self.potentials[f], "why", None)
+        return None if ask is None else ask(self.states[slot][f], complete)
 
     def masks(self, states: Sequence[States], texts: Sequence[Hashable]) -> Tensor:
         """(n, V) bool tokens that every factor allows next; states with equal ``texts`` are asked about once."""

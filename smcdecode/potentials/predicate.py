@@ -36,6 +36,8 @@ class Predicate(Reading):
         >>> short = Predicate(lambda text: len(text.split()) <= 12, on="text")
     """
 
+    hard = True
+
     def __init__(
         self, fn: Callable[..., Any], *, on: When = "final", batched: bool = False, name: str | None = None
     ) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from smcdecode.engine.scheduler import Cycle
 from smcdecode.infer import variance
+from smcdecode.potentials.text import shorten
 from smcdecode.report.record import Obituary, Record
 
 __all__ = ["advice", "epitaph", "ess", "headline", "log_z_variance", "saturated", "summary", "unique_ancestors"]
@@ -172,7 +173,8 @@ def _causes(deaths: tuple[Obituary, ...]) -> Iterator[str]:
         those = [death for death in deaths if death.cause == cause]
         first, last = those[0].cycle + 1, those[-1].cycle + 1
         cycles = f"cycle {first}" if first == last else f"cycles {first} to {last}"
-        yield f"{cause}: {count} died in {cycles}, the last after {those[-1].last}"
+        why = f" ({shorten(those[-1].why)})" if those[-1].why else ""
+        yield f"{cause}: {count} died in {cycles}, the last after {those[-1].last}{why}"
 
 
 def _cost(record: Record) -> str:

@@ -70,12 +70,15 @@ class Obituary:
     cause: str
     tokens: tuple[int, ...]
     text: str | None  # its last 80 characters; None for a model without a tokenizer
+    why: str | None = None  # in the words of the potential that killed it, where it has some
 
     @classmethod
     def of(cls, death: Death, vocabulary: Vocabulary) -> "Obituary":
         """Describe a death."""
         text = _text(death.tokens, vocabulary)
-        return cls(death.cycle, death.particle, death.cause, death.tokens, None if text is None else shorten(text))
+        return cls(
+            death.cycle, death.particle, death.cause, death.tokens, None if text is None else shorten(text), death.why
+        )
 
     @property
     def last(self) -> str:
