@@ -130,3 +130,8 @@ def test_the_demo_speaks():
         row = lm(torch.tensor(ids), torch.arange(len(ids)), lm.plan(batch, store), n - 1)
         ids.append(int(row.argmax()))
     assert "Paris" in lm.vocabulary.text(ids, final=True)
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(UnsupportedModel, match="CPU only"):
+        load(tiny("llama").to("meta"))

@@ -33,17 +33,19 @@ def load(
             weights is. Without a tokenizer, prompts and outputs are token ids.
         dtype: of the weights; by default the checkpoint's own where this machine is quick at it, else float32. A
             loaded model keeps its own.
-        device: by default a GPU if there is one, else the CPU. A loaded model stays where it is.
+        device: where it runs: the CPU. The engine has no GPU path yet, and refuses other devices.
         name: how messages call the model.
 
     Raises:
-        UnsupportedModel: the engine cannot run this model exactly; the message names the part in the way.
+        UnsupportedModel: the engine cannot run this model exactly, or not on its device; the message names the part in
+            the way.
         InvalidOption: the source is of another kind, or ``dtype``/``device`` are given for a loaded model.
     """
     if isinstance(source, (str, Path)):
         return _load_checkpoint(source, dtype, device, name)
     model, tokenizer = source if isinstance(source, tuple) else (source, None)
     _check_kind(model)
+    _check_device(model.device, name or _name_of(model))
     if dtype is not None or device is not None:
         raise InvalidOption("a loaded model keeps its dtype and device: move it first, or load it by name")
     return _wrap(structural_copy(model), tokenizer, name or _name_of(model))
@@ -57,6 +59,11 @@ def _check_kind(model: object) -> None:
         )
 
 
+def _check_device(device: torch.device, name: str) -> None:
+    if device.type != "cpu":
+        raise UnsupportedModel(f"{name} lies on {device}, and the engine runs on the CPU only: move it with .to('cpu')")
+
+
 def _load_checkpoint(
     source: str | Path, dtype: torch.dtype | None, device: str | torch.device | None, name: str | None
 ) -> LanguageModel:
@@ -64,7 +71,8 @@ def _load_checkpoint(
     name = name or (source if isinstance(source, str) and not Path(source).exists() else Path(source).name)
     config = AutoConfig.from_pretrained(folder)
     check_config(config, name)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = torch.device(device or "cpu")
+    _check_device(place, name)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or _default_dtype(config, place))
     except ValueError as error:
