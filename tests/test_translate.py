@@ -5,13 +5,12 @@ accepts is let through by the masks, however it is cut into tokens; so are all n
 """
 
 import functools
+import itertools
 import math
 import random
 import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from lark import Lark
 from lark.exceptions import UnexpectedInput
 
@@ -222,9 +221,6 @@ PIECES = [
 TOKENS = (*(bytes([b]) for b in range(256)), *PIECES, b"ab", b"")
 VOCABULARY = Vocabulary(len(TOKENS), frozenset({len(TOKENS) - 1}), TOKENS, frozenset({len(TOKENS) - 1}), "pieces")
 EOS = len(TOKENS) - 1
-SLOW = settings(
-    max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
-)
 
 
 @functools.cache
@@ -265,7 +261,7 @@ def written(name: str, rng: random.Random) -> str:
     lark = compiled(name).lark
     terminals = {t.name: t.pattern.to_regexp() for t in lark.terminals}
     rules: dict[str, list] = {}
-    for rule in lark.rules:
+    for rule in sorted(lark.rules, key=str):  # Lark orders some of them by hash
         rules.setdefault(rule.origin.name, []).append(list(rule.expansion))
     cost = dict.fromkeys(rules, math.inf)  # of the shortest derivation
     for _ in rules:
@@ -280,8 +276,8 @@ def written(name: str, rng: random.Random) -> str:
         return [part for s in rng.choice(options) for part in derive(s.name, budget - rng.randint(1, 3))]
 
     blanks = [spell(terminals[t], rng) for t in lark.ignore_tokens]
-    parts = derive("start", rng.randint(2, 14))
-    return "".join(part + (rng.choice(blanks) if blanks and rng.random() < 0.5 else "") for part in parts)
+    parts, often = derive("start", rng.randint(2, 14)), rng.choice([0.5, 1.0])
+    return "".join(part + (rng.choice(blanks) if blanks and rng.random() < often else "") for part in parts)
 
 
 def spell(pattern: str, rng: random.Random) -> str:
@@ -350,11 +346,11 @@ def test_every_finished_walk_is_accepted_by_lark(name):
 def test_texts_that_lark_accepts_are_let_through_and_near_misses_agree(name):
     psi = compiled(name)
     letters = sorted({c for c in GRAMMARS[name] if not c.isspace()} | {" ", "\n"})
-    good = []
-
-    @SLOW
-    @given(st.randoms(use_true_random=False))
-    def check(rng):
+    good: list[bool] = []
+    for i in itertools.count():  # until enough of them are texts of the grammar
+        if len(good) >= EXAMPLES and sum(good) > EXAMPLES / 4:
+            break
+        rng = random.Random(f"{name} {i}")
         text = written(name, rng)
         at = rng.randrange(len(text) + 1)
         near = [text[:at] + rng.choice(letters) + text[at:], text[:at] + text[at + 1 :], text[:at]]
@@ -362,6 +358,4 @@ def test_texts_that_lark_accepts_are_let_through_and_near_misses_agree(name):
             accepted, through = parses(psi.lark, candidate), let_through(psi, cut(candidate, rng))
             assert through if accepted else not through or psi.notes, (accepted, candidate)
         good.append(parses(psi.lark, text))
-
-    check()
-    assert sum(good) > EXAMPLES / 4, "too few texts of the grammar were tried"
+        assert len(good) < 20 * EXAMPLES, "too few texts of the grammar are written"

@@ -17,21 +17,20 @@ ARCHITECTURES = [80, 90, 100]
 COMPILE = """
 import re, subprocess, sys, tempfile
 from pathlib import Path
-import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource, compile
 from smcdecode_kernels.triton_kernels import _BLOCK, _apply_bitmask
 
 sm, dtype = int(sys.argv[1]), sys.argv[2]
 signature = dict(logits=f"*{dtype}", words="*i32", logits_stride="i64", words_stride="i64", V="i32", BLOCK="constexpr")
 block = (_apply_bitmask.arg_names.index("BLOCK"),)
-compiled = triton.compile(ASTSource(_apply_bitmask, signature, {block: _BLOCK}), target=GPUTarget("cuda", sm, 32))
+compiled = compile(ASTSource(_apply_bitmask, signature, {block: _BLOCK}), target=GPUTarget("cuda", sm, 32))
 target = re.search(r"^\\.target (sm_\\w+)", compiled.asm["ptx"], re.M).group(1)
-ptxas = Path(triton.__file__).parent / "backends/nvidia/bin" / ("ptxas-blackwell" if sm >= 100 else "ptxas")
 with tempfile.TemporaryDirectory() as folder:
     ptx = Path(folder, "kernel.ptx")
     ptx.write_text(compiled.asm["ptx"])
-    run = [ptxas, "-v", f"-arch={target}", ptx, "-o", Path(folder, "kernel.cubin")]
+    run = [get_ptxas(sm).path, "-v", f"-arch={target}", ptx, "-o", Path(folder, "kernel.cubin")]
     print(subprocess.run(run, capture_output=True, text=True, check=True).stderr)
 """
 

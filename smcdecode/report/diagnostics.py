@@ -126,7 +126,7 @@ def _chi2(record: Record) -> str:
     if record.N == 1 and record.alive:
         return "one particle: nothing to compare it with"
     cycle, step = _worst(record)
-    relation = "at least " if step.chi2 > record.N / 2 else ""  # N caps the estimate
+    relation = "at least " if step.chi2 > record.N / 2 else ""  # N particles cannot show a heavier tail
     tips = advice(record)
     advised = f". Try: {', '.join(tips)}" if tips else ": calm"
     return f"1 + χ² = {relation}{step.chi2:.3g} in the worst cycle ({cycle}){advised}"
@@ -140,7 +140,7 @@ def advice(record: Record) -> list[str]:
     """What would make a rough run better, the most useful first; empty for a calm one.
 
     A cycle with 1 + χ² = ρ has bias at most 12ρ/N and mean squared error at most 4ρ/N for |f| ≤ 1 (Agapiou et al.
-    2017). The estimate of ρ cannot exceed N, so near N it says only "at least". A guide, not a certificate.
+    2017). N particles see no tail much heavier than N, so from N/2 on it says "at least". A guide, not a certificate.
     """
     asked, (_, step) = record.asked, _worst(record)
     if step.chi2 <= CALM:
@@ -151,7 +151,7 @@ def advice(record: Record) -> list[str]:
     if asked.block > 1:
         tips.append(f"shorter block (now {asked.block})")
     if asked.potentials:
-        tips.append("let the potentials judge unfinished texts")
+        tips.append("potentials that judge unfinished texts, where they only judge finished ones")
     if asked.alpha > 1:
         tips.append("a bridge of some cycles to the exponent")
     return [*tips, f"more particles (now {record.N})"]
