@@ -130,7 +130,9 @@ def _method(method: Any, goal: Target) -> Method:
     if method is None:
         return Autoregressive() if goal.plain else SMC()
     if not isinstance(method, Method):
-        raise InvalidOption(f"method must be smc.SMC(…) or smc.Autoregressive(…); got {method!r}")
+        raise InvalidOption(
+            f"method must be smc.SMC(…), smc.Autoregressive(…), smc.Speculative(…) or smc.MultiDraft(…); got {method!r}"
+        )
     return method
 
 
