@@ -1,5 +1,6 @@
 """Chains verified together down a tree: the tokens have the target's law."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -11,10 +12,26 @@ from smcdecode.infer.coupling.global_resolution import GlobalResolution
 from smcdecode.infer.coupling.greedy import Greedy
 from smcdecode.infer.coupling.kseq import KSeq
 from smcdecode.infer.coupling.recursive import RecursiveRejection, RecursiveRejectionWithoutReplacement
-from smcdecode.infer.descent import RowLaws, descend
+from smcdecode.infer.descent import descend
 
 V, K = 3, 2
 ROWS = 20_000
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLaws:
+    """Laws held as one row of logarithms for every position of every chain; each is normalised when it is asked for."""
+
+    log_p: torch.Tensor  # (B, N, K+1, V) floating
+    log_q: torch.Tensor  # (B, N, K, V) floating
+
+    def target(self, rows: torch.Tensor, chain: torch.Tensor, depth: int) -> torch.Tensor:
+        """See :class:`TreeLaws`."""
+        return self.log_p[rows, chain, depth].double().softmax(-1)
+
+    def draft(self, rows: torch.Tensor, chain: torch.Tensor, depth: int) -> torch.Tensor:
+        """See :class:`TreeLaws`."""
+        return self.log_q[rows, chain, depth].double().softmax(-1)
 
 
 class Markov:

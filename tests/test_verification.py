@@ -60,7 +60,10 @@ def test_a_prompt_draws_the_same_alone_and_among_others():
     assert among[1].tokens == alone.tokens
 
 
-@pytest.mark.parametrize(("options", "match"), [({"chains": 0}, "chains"), ({"coupling": "best"}, "coupling must be")])
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [({"chains": 0}, "chains"), ({"coupling": "best"}, "coupling must be"), ({"coupling": 3}, "coupling must be")],
+)
 def test_options_that_mean_nothing_are_refused(options, match):
     with pytest.raises(smc.InvalidOption, match=match):
         smc.MultiDraft(q, **options)

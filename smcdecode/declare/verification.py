@@ -80,7 +80,8 @@ class MultiDraft(_Verification):
         coupling: how n drafts become one token: "global resolution" (optimal for independent drafts; Thomas & Pal
             2025), "greedy" (the likeliest n − 1 and one more; Hu et al. 2025), "k-seq" (SpecTr; Sun et al. 2023),
             "recursive", "recursive without replacement"; "auto" takes global resolution or greedy, whichever would
-            have accepted more of this prompt's tokens so far.
+            have accepted more of this prompt's tokens so far. Or an object that satisfies
+            :class:`~smcdecode.infer.coupling.protocol.Coupling`; the text's law is then as exact as that coupling.
 
     Raises:
         InvalidOption: for values that mean nothing.
@@ -94,8 +95,12 @@ class MultiDraft(_Verification):
         super().__post_init__()
         if not isinstance(self.chains, int) or self.chains < 1:
             raise InvalidOption(f"chains must be an integer ≥ 1; got {self.chains!r}")
-        if isinstance(self.coupling, str) and self.coupling not in ("auto", *COUPLINGS):
+        known = self.coupling in ("auto", *COUPLINGS) if isinstance(self.coupling, str) else self._is_coupling()
+        if not known:
             raise InvalidOption(f"coupling must be auto or one of {', '.join(COUPLINGS)}; got {self.coupling!r}")
+
+    def _is_coupling(self) -> bool:
+        return callable(getattr(self.coupling, "prepare", None)) and hasattr(self.coupling, "drafting")
 
     def couplings(self) -> tuple[Coupling, ...]:
         """The couplings to choose from, in the order of :class:`~smcdecode.infer.coupling.catalogue.Preference`."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from smcdecode.infer.coupling.drafting import at_quantiles
 from smcdecode.infer.coupling.protocol import Coupling
 
-__all__ = ["Path", "RowLaws", "TreeLaws", "descend"]
+__all__ = ["Path", "TreeLaws", "descend"]
 
 
 class TreeLaws(Protocol):
@@ -27,22 +27,6 @@ class TreeLaws(Protocol):
 
     def draft(self, rows: Tensor, chain: Tensor, depth: int) -> Tensor:
         """The law q there, which the chains' tokens were made of: (m, V) float64, rows summing to 1."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RowLaws:
-    """Laws held as one row of logarithms for every position of every chain; each is normalised when it is asked for."""
-
-    log_p: Tensor  # (B, N, K+1, V) floating
-    log_q: Tensor  # (B, N, K, V) floating
-
-    def target(self, rows: Tensor, chain: Tensor, depth: int) -> Tensor:
-        """See :class:`TreeLaws`."""
-        return self.log_p[rows, chain, depth].double().softmax(-1)
-
-    def draft(self, rows: Tensor, chain: Tensor, depth: int) -> Tensor:
-        """See :class:`TreeLaws`."""
-        return self.log_q[rows, chain, depth].double().softmax(-1)
 
 
 @dataclasses.dataclass(frozen=True)
