@@ -1,9 +1,11 @@
 import pytest
 import torch
 
-from smcdecode.engine import attention
-from smcdecode.engine.attention import Batch, Rule, causal, plan
+from smcdecode.engine import pools
+from smcdecode.engine.attention import Batch, Rule
 from smcdecode.engine.cache import KVStore, LayerShape, Layout, bytes_per_page
+from smcdecode.engine.cascade import plan
+from smcdecode.engine.dense import causal
 
 HEADS, SCALING = 4, 0.3
 LAYOUT = Layout((LayerShape(2, 8, 8), LayerShape(2, 8, 8)), torch.float32, torch.device("cpu"))
@@ -105,7 +107,7 @@ STEPS = [[1, 1, 1, 1, 1], [3, 1, 2, 5, 1], [2, 0, 0, 1, 4], [1, 2, 1, 2, 1], [40
 @pytest.mark.parametrize("world", WORLDS)
 def test_paged_attention_equals_dense_attention(world, window, softcap, apart, monkeypatch):
     if apart:
-        monkeypatch.setattr(attention, "COPY_BYTES", -1)
+        monkeypatch.setattr(pools, "COPY_BYTES", -1)
     prompts, members = WORLDS[world]
     w = World(prompts, members)
     for step in STEPS:
@@ -144,7 +146,7 @@ def test_causal_blocks(window):
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "prompts apart"])
 def test_a_row_has_the_same_bits_whatever_else_is_in_the_pass(dtype, apart, monkeypatch):
     if apart:
-        monkeypatch.setattr(attention, "COPY_BYTES", -1)
+        monkeypatch.setattr(pools, "COPY_BYTES", -1)
     prompts, members = [70, 20, 300], [3, 1, 4]
     steps = [[1] * 8, [2, 1, 3, 1, 5, 4, 5, 5], [1, 2, 1, 2, 1, 1, 1, 1]]
     together, alone = World(prompts, members, dtype=dtype), World(prompts, members, dtype=dtype)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from smcdecode.declare.target import Algebra, Target
-from smcdecode.engine.attention import Batch, View, plan
+from smcdecode.engine.attention import Batch, View
 from smcdecode.engine.cache import KVStore, Layout
+from smcdecode.engine.cascade import plan
 from smcdecode.engine.fast import Cuts
 from smcdecode.errors import UnsupportedModel
 from smcdecode.potentials.vocabulary import Vocabulary

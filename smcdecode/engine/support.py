@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from smcdecode.engine.attention import Batch, Rule, View, causal, plan
+from smcdecode.engine.attention import Batch, Rule, View
 from smcdecode.engine.cache import KVStore, LayerShape, Layout
+from smcdecode.engine.cascade import plan
+from smcdecode.engine.dense import causal
 from smcdecode.engine.fast import Cuts, packable, quicken, straighten
 from smcdecode.engine.model import ATTENTION, register_attention
 from smcdecode.errors import UnsupportedModel
