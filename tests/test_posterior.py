@@ -242,6 +242,40 @@ def test_a_run_without_cycles_has_less_to_say(rough):
     assert "at its lowest" not in out.summary() and "χ²" not in out.summary() and "<svg" not in out._repr_html_()
 
 
+def replayed(out):
+    """The particles' continuations after every cycle, from what each cycle says was written."""
+    texts = [()] * out.N
+    for step in out.steps:
+        ends = np.cumsum(step.counts)
+        texts = [x + tuple(step.written[e - n : e]) for x, e, n in zip(texts, ends, step.counts, strict=True)]
+        yield texts
+        texts = [texts[a] for a in step.ancestors[: out.N]]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        smc.SMC(smc.Draft(q, block=2, strictness=0.0), particles=16),
+        smc.SMC(smc.Draft(q, block=3, strictness=0.5), particles=8, threshold=1.0),
+        smc.SMC(smc.Local(check="rejection"), particles=8),
+        smc.Speculative(q, block=3),
+        smc.MultiDraft(q, block=3, chains=3),
+    ],
+    ids=["reweighting", "strict", "checked", "speculative", "chains"],
+)
+def test_cycles_tell_every_token_that_was_written(method):
+    """Replayed, they give the answers, and the texts of particles that died on the way."""
+    odd = smc.potential(lambda text: -math.inf if text.startswith("ab") else -float(text.count("a")), name="odd")
+    target = p if isinstance(method, smc.MultiDraft | smc.Speculative) else p**2 * odd
+    for out in smc.sample(target, [[0], [1], [2]], method=method, max_tokens=12, seed=3, progress=False):
+        history = list(replayed(out))
+        assert tuple(history[-1]) == out.tokens
+        for death in out.deaths:
+            assert history[death.cycle][death.particle] == death.tokens
+        assert out.spelling.keys() == {i for step in out.steps for i in step.written}
+        assert all(out.spelling[i] == (b"" if i == EOS else b"abc"[i : i + 1]) for i in out.spelling)
+
+
 # ---- to and from files
 
 
@@ -260,7 +294,7 @@ def test_json_is_strict_json_and_says_its_version(dead):
         raise AssertionError(f"{constant} is not JSON")
 
     held = json.loads(dead.to_json(), parse_constant=refuse)
-    assert (held["format"], held["version"]) == ("smcdecode.posterior", 1)
+    assert (held["format"], held["version"]) == ("smcdecode.posterior", 2)
     assert held["posterior"]["log_z"] == "-inf"
 
 

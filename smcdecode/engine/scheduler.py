@@ -43,6 +43,8 @@ class Cycle:
     tokens: int  # tokens of the longest particle
     ancestors: list[int]
     log_w: list[float]
+    counts: list[int]  # tokens that each particle wrote since its ancestor's last cycle
+    written: list[int]  # those tokens, particle by particle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Scheduler:
         )  # the chains of a lane end as one text
         self._lane: list[Request | None] = [None] * budget.lanes
         self._cycles: list[list[Cycle]] = [[] for _ in range(budget.lanes)]
+        self._told = torch.zeros_like(self.engine.slots.length)  # own tokens of each slot that cycles have told of
+        self._news: list[tuple[list[int], list[int]]] = []  # counts and tokens of this cycle, a pair a lane
         self._reserved = 0
         self._N = N
 
@@ -127,11 +131,14 @@ class Scheduler:
             return None
         fresh = torch.zeros(len(self._lane), dtype=torch.bool)
         fresh[[lane for lane, _ in started]] = True
+        self._told.view(-1, self._N)[fresh] = 0
         return fresh
 
     def extend(self) -> Tensor:
         """See :class:`smcdecode.infer.smc.ParticleSystem`."""
-        return self.engine.extend().view(-1, self._N)
+        increments = self.engine.extend().view(-1, self._N)
+        self._news = self._read()  # before a resampling replaces particles
+        return increments
 
     def finished(self) -> Tensor:
         """See :class:`smcdecode.infer.smc.ParticleSystem`."""
@@ -157,6 +164,17 @@ class Scheduler:
         own = -(-request.max_tokens // self._page_size)
         return -(-len(request.prompt.tokens) // self._page_size) + self.method.particles * own
 
+    def _read(self) -> list[tuple[list[int], list[int]]]:
+        """What the particles of each lane wrote since the last cycle: how many tokens each, and all of them."""
+        slots = self.engine.slots
+        count = (slots.length - self._told).view(-1, self._N)
+        count[:, self._answers :] = 0
+        every = count.flatten()
+        owner = torch.arange(len(every)).repeat_interleave(every)
+        place = self._told[owner] + torch.arange(len(owner)) - (every.cumsum(0) - every)[owner]
+        written = torch.split(slots.tokens[owner, place], count.sum(-1).tolist())
+        return [(c[: self._answers], w.tolist()) for c, w in zip(count.tolist(), written, strict=True)]
+
     def _record(self, step: Step) -> None:
         lanes = step.running.nonzero()[:, 0]
         columns = (
@@ -165,7 +183,8 @@ class Scheduler:
             step.ancestors, step.log_w,
         )  # fmt: skip
         for lane, *numbers in zip(lanes.tolist(), *(c[lanes].tolist() for c in columns), strict=True):
-            self._cycles[lane].append(Cycle(*numbers))
+            self._cycles[lane].append(Cycle(*numbers, *self._news[lane]))
+        self._told = self.engine.slots.length.clone()
 
     def _close(self, lanes: list[int], step: Step) -> list[Outcome]:
         """What came out of lanes that are done."""

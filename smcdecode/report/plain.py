@@ -1,7 +1,7 @@
 """Dataclasses ↔ JSON. Knows types, not what they mean.
 
 Every float survives exactly: finite ones by their shortest repr, the others as the strings "inf", "-inf" and "nan",
-because JSON proper has no numbers for them.
+because JSON proper has no numbers for them. Bytes become characters of the same code points, integer keys strings.
 """
 
 import dataclasses
@@ -13,13 +13,15 @@ __all__ = ["dump", "read"]
 
 
 def dump(value: Any) -> Any:
-    """What ``json.dumps`` takes, of dataclasses, dicts with string keys, sequences and plain values."""
+    """What ``json.dumps`` takes, of dataclasses, dicts keyed by strings or integers, sequences and plain values."""
     if dataclasses.is_dataclass(value):
         return {field.name: dump(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {key: dump(part) for key, part in value.items()}
+        return {str(key): dump(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [dump(part) for part in value]
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -38,7 +40,7 @@ def read(kind: Any, value: Any) -> Any:
     if (sequence := get_origin(kind)) in (list, tuple):  # of one type, of any length
         return sequence(read(parts[0], part) for part in value)
     if get_origin(kind) is dict:
-        return {key: read(parts[1], part) for key, part in value.items()}
+        return {parts[0](key): read(parts[1], part) for key, part in value.items()}
     if isinstance(kind, types.UnionType):  # X | None
         return None if value is None else read(parts[0], value)
     return _scalar(kind, value)
@@ -47,6 +49,8 @@ def read(kind: Any, value: Any) -> Any:
 def _scalar(kind: type, value: Any) -> Any:
     if kind is float and value in ("inf", "-inf", "nan"):
         return float(value)
+    if kind is bytes:
+        return value.encode("latin-1")
     if type(value) is not kind:
         raise TypeError(f"{value!r} is no {kind.__name__}")
     return value

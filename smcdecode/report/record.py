@@ -27,7 +27,7 @@ from smcdecode.report import plain
 __all__ = ["Asked", "Obituary", "Record"]
 
 FORMAT = "smcdecode.posterior"
-VERSION = 1
+VERSION = 2
 T = TypeVar("T", bound=Hashable)
 
 
@@ -100,6 +100,7 @@ class Record:
     resamplings: float  # in multinomial equivalents, for the variance estimate
     steps: tuple[Cycle, ...]  # what each cycle did; weights and ESS are those before resampling
     deaths: tuple[Obituary, ...]  # of the whole run, also of particles that were replaced later
+    spelling: dict[int, bytes] | None  # what each id that was written adds to a text; None without a tokenizer
     stats: Stats  # of the whole call, over all its prompts
 
     @classmethod
@@ -118,6 +119,7 @@ class Record:
             float(outcome.resamplings),
             tuple(outcome.cycles),
             tuple(Obituary.of(death, vocabulary) for death in outcome.deaths),
+            _spelling(outcome.cycles, vocabulary),
             stats,
         )
 
@@ -202,6 +204,14 @@ def describe(value: Any) -> str:
     held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     options = ", ".join(f"{name}={describe(part)}" for name, part in held.items() if part is not None)
     return f"{type(value).__name__}({options})"
+
+
+def _spelling(cycles: Sequence[Cycle], vocabulary: Vocabulary) -> dict[int, bytes] | None:
+    """The bytes of every id that any particle wrote, those that were replaced included."""
+    if vocabulary.tokens is None:
+        return None
+    written = sorted({i for cycle in cycles for i in cycle.written})
+    return {i: b"" if i in vocabulary.eos else vocabulary.shown[i] for i in written}
 
 
 def _text(ids: Sequence[int], vocabulary: Vocabulary) -> str | None:
