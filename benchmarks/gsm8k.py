@@ -10,6 +10,7 @@ import argparse
 import json
 import re
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ import torch
 
 import smcdecode as smc
 
-ASK = "Solve the problem step by step, then give the answer alone on the last line as '#### number'.\n\n"
+ASK = (
+    "Solve the problem in a few short sentences, step by step. Then give the answer alone on the last line as "
+    "'#### number'.\n\n"
+)
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
 
 
@@ -44,11 +48,12 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--draft", required=True)
     parser.add_argument("--data", required=True, help="lines of {question, answer}; the answer ends in '#### number'")
     parser.add_argument("--questions", type=int, default=100)
-    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--block", type=int, default=4)
     parser.add_argument("--particles", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--strictness", type=float, nargs="+", default=[0.0, 0.05, 0.2, 0.5, 1.0])
+    parser.add_argument("--memory", type=float, default=0.5, help="fraction of what is available, or bytes")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json")
     return parser.parse_args()
@@ -66,13 +71,16 @@ def decoders(q: Any, options: argparse.Namespace) -> dict[str, Any]:
 def answer(name: str, target: Any, method: Any, questions: list[dict[str, str]], options: argparse.Namespace) -> Any:
     """Figures of one decoder over all questions."""
     prompts = [[{"role": "user", "content": ASK + entry["question"]}] for entry in questions]
-    runs = smc.sample(target, prompts, method=method, max_tokens=options.tokens, seed=0)
-    right = [number(run.text) == number(entry["answer"]) for run, entry in zip(runs, questions, strict=True)]
+    started = time.process_time()
+    runs = smc.sample(target, prompts, method=method, max_tokens=options.tokens, seed=0, memory=options.memory)
+    seconds = time.process_time() - started
     stats = runs[0].stats
+    right = [number(run.text) == number(entry["answer"]) for run, entry in zip(runs, questions, strict=True)]
     return {
         "name": name,
         "right": right,
         "tokens_per_second": stats.tokens_per_second,
+        "tokens_per_cpu_second": stats.tokens / seconds,
         "log_z": [run.log_z for run in runs],
         "ess": statistics.mean(step.ess for run in runs for step in run.steps),
         "acceptance": stats.acceptance,
@@ -92,7 +100,8 @@ def show(row: dict[str, Any], own: dict[str, Any]) -> None:
     spread = statistics.quantiles(row["log_z"], n=4) if len(row["log_z"]) > 1 else row["log_z"] * 3
     print(
         f"{row['name']:16} accuracy {statistics.mean(row['right']):6.1%} (+{gained} −{lost})  "
-        f"{row['tokens_per_second']:6.2f} tok/s  ESS {row['ess']:5.2f}  "
+        f"{row['tokens_per_second']:6.2f} tok/s ({row['tokens_per_cpu_second']:.2f} a CPU second)  "
+        f"ESS {row['ess']:5.2f}  "
         f"log Ẑ quartiles {spread[0]:.2f} {spread[1]:.2f} {spread[2]:.2f}",
         flush=True,
     )

@@ -149,6 +149,14 @@ def test_evidence_and_posterior_are_unbiased(target, draft, block, strictness, s
     assert_unbiased(posteriors, exact)
 
 
+@pytest.mark.parametrize("strictness", [0.1, 0.5])
+@pytest.mark.parametrize("target", ["plain", "power 2", "mask", "dead ends", "product"])
+@pytest.mark.parametrize(("draft", "block"), [("good", 3), ("hot", 1)])
+def test_partial_strictness_is_unbiased(target, draft, block, strictness):
+    method = method_of(draft, block, strictness, "systematic", 0.5)
+    assert_unbiased(runs_of(TARGETS[target][0], method, seed=1), oracle(target))
+
+
 @pytest.mark.parametrize(
     ("draft", "block", "strictness", "bridge"), [("local", 0, 0.0, 9), ("good", 1, 0.0, 2), ("hot", 2, 0.7, 1)]
 )
