@@ -112,7 +112,7 @@ class Slots:
 
     def select(self, ancestors: Tensor) -> None:
         """Every slot becomes a copy of slot ``ancestors[slot]``, (S,) int64: table rows move, keys and values stay."""
-        self.table.select(ancestors, -(-self.cached // self.page_size))
+        self.table.select(ancestors, -(-self.cached[ancestors] // self.page_size))
         for name in _COPIED:
             array: Tensor = getattr(self, name)
             array.copy_(array[ancestors])
@@ -169,3 +169,5 @@ class Slots:
     def audit(self) -> None:
         """Check page counts against all holders; AssertionError names the first that is wrong."""
         self.pool.audit([self.table.rows, *self.prefix])
+        lost = ~self.finished & (self.table.used * self.page_size < self.cached)
+        assert not lost.any(), f"slot {int(lost.nonzero()[0, 0])} has lost pages that hold its keys and values"
