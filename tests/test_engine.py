@@ -301,3 +301,15 @@ def test_uneven_prompts_share_no_page():
     assert sum(map(len, held)) == len(set().union(*held))
     step.close()
     assert dataclasses.asdict(scheduler.stats)["pages_peak"] > 0
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_keys_and_values_follow_their_text_where_particles_of_unlike_length_take_over_from_each_other(page_size):
+    (module, p), (_, q) = (lm("llama", vocab=11, seed=seed, spread=0.5, ends=False) for seed in (0, 1))
+    prompt = (3, 4, 5)
+    law = law_of(module, prompt)
+    method = smc.SMC(smc.Draft(q, block=3, strictness=0.5), particles=4, threshold=1.0)
+    for seed in range(3):
+        [outcome] = outcomes_of(p, method, [prompt], max_tokens=16, seed=seed, page_size=page_size)
+        exact = [sum(law(tuple(x[:i]))[token] for i, token in enumerate(x)) for x in outcome.tokens]
+        torch.testing.assert_close(outcome.log_p, torch.tensor(exact), rtol=1e-4, atol=1e-4)
