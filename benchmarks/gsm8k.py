@@ -29,7 +29,8 @@ def main() -> None:
     """Answer all questions with every decoder and print a line for each."""
     options = read_options()
     torch.set_num_threads(options.threads)
-    p, q = (smc.load(folder, dtype=torch.bfloat16) for folder in (options.target, options.draft))
+    folders = (options.target, options.draft)
+    p, q = (smc.load(folder, dtype=torch.bfloat16, batch_invariant=False) for folder in folders)
     lines = Path(options.data).read_text(encoding="utf-8").splitlines()[: options.questions]
     questions = [json.loads(line) for line in lines]
     target = p.at(temperature=options.temperature)

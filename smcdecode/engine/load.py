@@ -24,6 +24,7 @@ def load(
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
     name: str | None = None,
+    batch_invariant: bool = True,
 ) -> LanguageModel:
     """A language model ready to be a target or a proposal.
 
@@ -35,6 +36,9 @@ def load(
             loaded model keeps its own.
         device: where it runs: the CPU. The engine has no GPU path yet, and refuses other devices.
         name: how messages call the model.
+        batch_invariant: whether a prompt's bits, so its answer to a seed, are the same whatever else is in the batch.
+            On a CPU this holds large passes to kernels for few rows; False lets passes of many prompts run several
+            times faster, and rounding, though not the law, then depends on the company.
 
     Raises:
         UnsupportedModel: the engine cannot run this model exactly, or not on its device; the message names the part in
@@ -42,13 +46,13 @@ def load(
         InvalidOption: the source is of another kind, or ``dtype``/``device`` are given for a loaded model.
     """
     if isinstance(source, (str, Path)):
-        return _load_checkpoint(source, dtype, device, name)
+        return _load_checkpoint(source, dtype, device, name, batch_invariant)
     model, tokenizer = source if isinstance(source, tuple) else (source, None)
     _check_kind(model)
     _check_device(model.device, name or _name_of(model))
     if dtype is not None or device is not None:
         raise InvalidOption("a loaded model keeps its dtype and device: move it first, or load it by name")
-    return _wrap(structural_copy(model), tokenizer, name or _name_of(model))
+    return _wrap(structural_copy(model), tokenizer, name or _name_of(model), batch_invariant)
 
 
 def _check_kind(model: object) -> None:
@@ -65,7 +69,11 @@ def _check_device(device: torch.device, name: str) -> None:
 
 
 def _load_checkpoint(
-    source: str | Path, dtype: torch.dtype | None, device: str | torch.device | None, name: str | None
+    source: str | Path,
+    dtype: torch.dtype | None,
+    device: str | torch.device | None,
+    name: str | None,
+    batch_invariant: bool,
 ) -> LanguageModel:
     folder = demo_folder() if source == "demo" else source
     name = name or (source if isinstance(source, str) and not Path(source).exists() else Path(source).name)
@@ -79,7 +87,7 @@ def _load_checkpoint(
         if "Unrecognized configuration class" not in str(error):
             raise
         raise UnsupportedModel(f"{name} ({type(config).__name__}) has no causal language model") from error
-    return _wrap(model.to(place).eval(), _tokenizer(folder), name)
+    return _wrap(model.to(place).eval(), _tokenizer(folder), name, batch_invariant)
 
 
 def _tokenizer(folder: str | Path) -> Any:
@@ -106,7 +114,7 @@ def _name_of(model: PreTrainedModel) -> str:
     return str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
 
 
-def _wrap(module: PreTrainedModel, tokenizer: Any, name: str) -> LanguageModel:
+def _wrap(module: PreTrainedModel, tokenizer: Any, name: str, batch_invariant: bool) -> LanguageModel:
     found = examine(module, name)
     eos = _eos_ids(module, tokenizer)
     if tokenizer is None:
@@ -121,7 +129,7 @@ def _wrap(module: PreTrainedModel, tokenizer: Any, name: str) -> LanguageModel:
         tokenizer=tokenizer,
         context=context_of(module.config),
         layout=found.layout,
-        cuts=found.cuts,
+        cuts=found.cuts if batch_invariant else None,
     )
 
 
