@@ -1,6 +1,7 @@
 """The weighted particles of one prompt, and the questions one asks of them. Knows texts and weights; no models."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from smcdecode.engine.drafting import Stream
 from smcdecode.errors import InvalidOption, NoSurvivors, PromptError
 from smcdecode.report import diagnostics, html, plot
+from smcdecode.report.document import document
 from smcdecode.report.record import Record
 from smcdecode_kernels import reference
 
@@ -176,6 +178,14 @@ class Posterior(Record):
             ImportError: matplotlib is missing; it comes with the extra ``plot``.
         """
         return plot.figure(self)
+
+    def to_html(self, path: str | Path) -> None:
+        """Write a report of the run to a file: one page that needs no network, for any browser.
+
+        It shows the answers, the genealogy as a tree of text with weights and deaths, ESS and log Ẑ over cycles, and
+        how far to trust the run.
+        """
+        Path(path).write_text(document(self), encoding="utf-8")
 
     def _repr_html_(self) -> str:
         return html.page(self)
