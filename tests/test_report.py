@@ -216,6 +216,15 @@ def test_a_report_is_a_file(runs, tmp_path):
     assert embedded(document(no_cycles))["nodes"] == []
 
 
+def test_a_notebook_shows_the_bands(out):
+    """Each text that is high enough to be seen has a path, and no text is read as HTML."""
+    shown = out._repr_html_()
+    assert "<script" not in shown and "to_html" in shown
+    assert 0 < shown.count('stroke-width=".5"') <= len(tree(out))
+    evil = hostile(out)._repr_html_()
+    assert "<script" not in evil and "<img" not in evil
+
+
 # ---- in a browser
 
 

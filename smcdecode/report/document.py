@@ -96,7 +96,7 @@ def _node(node: Node) -> dict[str, Any]:
 def _request(record: Record) -> list[tuple[str, str]]:
     asked = record.asked
     return [
-        ("prompt", f"{len(asked.prompt_tokens)} tokens, continued by at most {asked.max_tokens}"),
+        ("length", f"at most {asked.max_tokens} tokens behind {len(asked.prompt_tokens)} of the prompt"),
         ("seed", f"{asked.seed} of the call, {asked.request_seed} of this prompt"),
     ]
 

@@ -1,13 +1,18 @@
-"""A posterior in a notebook: its heaviest texts, its facts and its ESS. Knows records; no model, no script."""
+"""A posterior in a notebook: heaviest texts, facts, ESS and genealogy. Knows records; no model, no script."""
 
+from collections.abc import Iterator
 from html import escape
 
+from smcdecode.potentials.text import shorten
 from smcdecode.report import diagnostics
+from smcdecode.report.genealogy import Node, tree
 from smcdecode.report.record import Record
 
 __all__ = ["page"]
 
 SHOWN = 10  # texts
+WIDTH, ESS_HEIGHT, BANDS_HEIGHT = 480, 60, 120  # pixels
+COLUMNS = 60  # of the bands at most: of a longer run every second cycle is shown, or every third, …
 BLUE, ORANGE = "#3b6ea8", "#d1702b"
 CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top"
 
@@ -44,12 +49,12 @@ def _row(value: str, weight: float) -> str:
 
 
 def _chart(record: Record) -> str:
-    """ESS before resampling over cycles, as SVG; resamplings are marked."""
-    width, height, steps = 480, 60, record.steps
+    """ESS before resampling over cycles and the texts' weights below it, as SVG; resamplings are marked."""
+    steps, low = record.steps, ESS_HEIGHT + 8
     if not steps:
         return ""
     at = [
-        (width * (c + 0.5) / len(steps), height * (1 - step.ess / record.N)) for c, step in enumerate(steps)
+        (WIDTH * (c + 0.5) / len(steps), ESS_HEIGHT * (1 - step.ess / record.N)) for c, step in enumerate(steps)
     ]  # middle of each cycle's column
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
     marks = "".join(
@@ -58,12 +63,47 @@ def _chart(record: Record) -> str:
         if step.resampled
     )
     return (
-        f'<svg viewBox="-4 -4 {width + 8} {height + 8}" width="{width}" role="img" style="max-width:100%">'
-        f"<title>ESS over {len(steps)} cycles, 0 to {record.N}</title>"
-        f'<path d="M0 0V{height}H{width}" fill="none" stroke="currentColor" stroke-opacity=".3"/>'
-        f'<polyline points="{line}" fill="none" stroke="{BLUE}" stroke-width="1.5"/>{marks}</svg>'
+        f'<svg viewBox="-4 -4 {WIDTH + 8} {low + BANDS_HEIGHT + 8}" width="{WIDTH}" role="img" style="max-width:100%">'
+        f"<title>ESS over {len(steps)} cycles, 0 to {record.N}, and the weights of texts</title>"
+        f'<path d="M0 0V{ESS_HEIGHT}H{WIDTH}" fill="none" stroke="currentColor" stroke-opacity=".3"/>'
+        f'<polyline points="{line}" fill="none" stroke="{BLUE}" stroke-width="1.5"/>{marks}'
+        f'<g transform="translate(0 {low})">{"".join(_bands(record))}</g></svg>'
         f'<div style="font-size:85%;opacity:.7">ESS of {record.N} particles over {len(steps)} cycles, before resampling'
-        f"{'; resampled at the dots' if marks else ''}</div>"
+        f"{'; resampled at the dots' if marks else ''}. Below, texts by weight: a band that gained on the others is "
+        "blue, one that lost orange; <code>.to_html(path)</code> writes a page to read them in.</div>"
+    )
+
+
+def _bands(record: Record) -> Iterator[str]:
+    """One path for every text that did not branch, as high as its weight; those too thin to be seen are left out."""
+    stride = -(-len(record.steps) // COLUMNS)
+    used = [0.0] * len(record.steps)
+    for node in tree(record):
+        corners = []
+        for c, weight in enumerate(node.weight, node.first):
+            if c % stride == 0:
+                corners.append((c, used[c], used[c] + weight))
+            used[c] += weight
+        if corners and max(bottom - top for _, top, bottom in corners) * BANDS_HEIGHT > 0.5:
+            yield _band(node, corners, WIDTH / len(record.steps), stride)
+
+
+def _band(node: Node, corners: list[tuple[int, float, float]], column: float, stride: int) -> str:
+    def y(share: float) -> str:
+        return f"{share * BANDS_HEIGHT:.1f}"
+
+    def x(cycle: float) -> str:
+        return f"{min(cycle * column, WIDTH):.1f}"
+
+    there = "".join(f"V{y(top)}H{x(c + stride)}" for c, top, _ in corners)
+    back = "".join(f"V{y(bottom)}H{x(c)}" for c, _, bottom in reversed(corners))
+    gain = sum(node.gain)
+    colour, strength = (BLUE if gain > 0 else ORANGE), 0.15 + 0.6 * min(1.0, abs(gain))
+    first = corners[0]
+    return (
+        f'<path d="M{x(first[0])} {y(first[2])}{there}{back}Z" fill="{colour}" fill-opacity="{strength:.2f}" '
+        f'stroke="currentColor" stroke-opacity=".25" stroke-width=".5"><title>{escape(shorten("".join(node.pieces)))}'
+        "</title></path>"
     )
 
 

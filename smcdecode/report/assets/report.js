@@ -484,12 +484,12 @@ function drawReading() {
 
 function details(node) {
   const particles = [...new Set(node.particles)];
-  const gains = node.gain.filter((g) => g !== null);
+  const gain = node.gain.includes(null) ? null : node.gain.reduce((sum, g) => sum + g, 0);
   return [
     ["cycles", span(node)],
     ["particles", particles.length > 1 ? `${node.particles[0]} → ${node.particles.at(-1)}` : `${particles[0]}`],
     ["weight", `${number(node.weight[0])}${node.weight.length > 1 ? ` → ${number(node.weight.at(-1))}` : ""}`],
-    ["increments", `${signed(gains.reduce((sum, g) => sum + g, 0))} in all, over the mean of each cycle`],
+    ["increments", `${signed(gain)} in all, over the mean of each cycle`],
     ["answers", node.mass > 0 ? `of weight ${number(node.mass)} descend from it` : "none descends from it"],
     ["end", ending(node)],
   ];
