@@ -1,10 +1,13 @@
 """How the target is sampled: which decoder, with which proposal and numbers. Knows no tensors."""
 
 import dataclasses
+import inspect
+from typing import Literal
 
 from smcdecode.declare.proposal import Draft, Local, Proposal
 from smcdecode.declare.target import Target
 from smcdecode.errors import InvalidOption, SupportError, UnsupportedTarget
+from smcdecode.infer.adapt import AUTO, Population
 from smcdecode.infer.resampling import SCHEMES
 from smcdecode.potentials.vocabulary import check_same
 
@@ -17,7 +20,8 @@ class SMC:
 
     Args:
         proposal: :class:`Draft` or :class:`Local`.
-        particles: N.
+        particles: N. "auto" begins with 8 and lets each resampling leave as many as the weights before it ask for, 4 to
+            32, for each prompt by itself; it reserves pages for 32.
         resampling: multinomial, stratified, systematic, residual or ssp.
         threshold: resample when ESS < threshold·N; 0 never (importance sampling), 1 at every uneven weight.
         bridge: for p^α, the number of cycles over which the exponent rises from 1 to α, so that early weights stay
@@ -28,7 +32,7 @@ class SMC:
     """
 
     proposal: Proposal = Local()  # noqa: RUF009  frozen
-    particles: int = 8
+    particles: int | Literal["auto"] = 8
     _: dataclasses.KW_ONLY
     resampling: str = "systematic"
     threshold: float = 0.5
@@ -37,14 +41,29 @@ class SMC:
     def __post_init__(self) -> None:
         if not isinstance(self.proposal, (Local, Draft)):
             raise InvalidOption(f"the proposal must be smc.Draft(model, …) or smc.Local(); got {self.proposal!r}")
-        if not isinstance(self.particles, int) or self.particles < 1:
-            raise InvalidOption(f"particles must be an integer ≥ 1; got {self.particles!r}")
+        if self.particles != "auto" and (not isinstance(self.particles, int) or self.particles < 1):
+            raise InvalidOption(f'particles must be an integer ≥ 1, or "auto"; got {self.particles!r}')
         if self.resampling not in SCHEMES:
             raise InvalidOption(f"resampling must be one of {', '.join(SCHEMES)}; got {self.resampling!r}")
+        if self.population and len(inspect.signature(SCHEMES[self.resampling]).parameters) < 3:
+            raise InvalidOption(
+                f'particles="auto" needs a scheme that takes (W, u, M) and draws M offspring, and {self.resampling!r} '
+                "takes (W, u): give particles a number, or another resampling"
+            )
         if not 0 <= self.threshold <= 1:
             raise InvalidOption(f"threshold must lie in [0, 1] (a fraction of the particles); got {self.threshold!r}")
         if not isinstance(self.bridge, int) or self.bridge < 0:
             raise InvalidOption(f"bridge must be a number of cycles ≥ 0; got {self.bridge!r}")
+
+    @property
+    def population(self) -> Population | None:
+        """How the number of particles moves; None where it does not."""
+        return AUTO if self.particles == "auto" else None
+
+    @property
+    def slots(self) -> int:
+        """The most particles a prompt can have."""
+        return AUTO.most if self.particles == "auto" else self.particles
 
     def check(self, target: Target) -> None:
         """Refuse a target that this proposal cannot serve properly.

@@ -1,10 +1,12 @@
 """Who writes the next tokens: a small draft model in blocks, or the target itself. Knows no tensors."""
 
 import dataclasses
+import math
 from typing import Literal, get_args
 
 from smcdecode.declare.target import Model, check_truncation
 from smcdecode.errors import InvalidOption
+from smcdecode.infer.adapt import LONGEST
 
 __all__ = ["Draft", "Local", "LookAhead", "Proposal"]
 
@@ -53,7 +55,9 @@ class Draft:
 
     Args:
         model: the draft, from :func:`smcdecode.load`; its vocabulary must agree with the target's.
-        block: K, drafted tokens a cycle.
+        block: K, drafted tokens a cycle. "auto" begins with 4 and moves it between 1 and 16 from cycle to cycle, for
+            each prompt by itself: to the K that would have written most tokens a second, by the refusals of the past,
+            among those whose weights leave half the particles effective.
         strictness: s in [0, 1], how much of a bad guess is redrawn instead of being carried as weight. 0 is pure
             reweighting (SMC speculative decoding, arXiv 2604.15672: fastest, roughest); 1 is lossless speculative
             decoding inside every particle; in between weights stay correct and are far calmer for few refusals.
@@ -62,28 +66,42 @@ class Draft:
             of the weights among tempered drafts of the same model.
         top_k, top_p: truncate the draft's law. A truncated draft misses tokens the target allows, so it needs
             ``strictness > 0``, whose redraw covers them.
+        cost: for block="auto": what one more drafted token adds to a cycle, over the time of a cycle with none. None
+            takes the ratio of the models' parameters; ``smc.plan`` measures it.
 
     Raises:
         InvalidOption: for values that mean nothing.
     """
 
     model: Model
-    block: int = 4
+    block: int | Literal["auto"] = 4
     _: dataclasses.KW_ONLY
     strictness: float | Literal["auto"] = 0.2
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    cost: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.block, int) or self.block < 1:
-            raise InvalidOption(f"block must be an integer ≥ 1 (without a draft use Local()); got {self.block!r}")
+        if self.block != "auto" and (not isinstance(self.block, int) or self.block < 1):
+            raise InvalidOption(
+                f'block must be an integer ≥ 1 (without a draft use Local()), or "auto"; got {self.block!r}'
+            )
+        if self.cost is not None and not (isinstance(self.cost, (int, float)) and 0 < self.cost < math.inf):
+            raise InvalidOption(f"cost must be a positive ratio of times; got {self.cost!r}")
+        if self.cost is not None and self.block != "auto":
+            raise InvalidOption(f'cost serves block="auto" only; the block here is {self.block!r}')
         s = self.strictness
         if s != "auto" and not (isinstance(s, (int, float)) and 0 <= s <= 1):
             raise InvalidOption(f'strictness must lie in [0, 1], or be "auto"; got {s!r}')
         if not hasattr(self.model, "vocabulary"):
             raise InvalidOption(f"Draft needs a language model from smc.load(…); got {type(self.model).__name__}")
         check_truncation(self.temperature, self.top_k, self.top_p)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens a block can have."""
+        return LONGEST if self.block == "auto" else self.block
 
     @property
     def strict(self) -> bool:

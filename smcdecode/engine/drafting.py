@@ -60,9 +60,10 @@ class Drafter:
 
     def write(self, slots: Tensor) -> Block:
         """Draft up to K tokens in each slot (n,); it stops at its first EOS, its cap, and where nothing is allowed."""
-        K = self.spec.block if self.spec else 0
+        length = self.slots.block[self.slots.lane[slots]]  # (n,) K of each slot's lane
+        K = int(length.max())
         block = Block.empty(slots, K)
-        room = self.slots.room(slots).clamp(max=K)
+        room = torch.minimum(self.slots.room(slots), length)
         self.passes.copy_pages(*self.slots.make_room(slots, self.slots.length[slots] + room))
         foresight = self._foresight(block, K)
         going = torch.arange(len(slots))

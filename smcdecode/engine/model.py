@@ -63,6 +63,11 @@ class LanguageModel(Algebra):
         return f"LanguageModel({self.name!r}, {self.vocabulary.size} tokens, {self.dtype}, {self.device})"
 
     @property
+    def parameters(self) -> int:
+        """How many numbers its weights are, shared ones counted once."""
+        return sum(tensor.numel() for tensor in self._module.parameters())
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of keys, values and activations."""
         return self.layout.dtype

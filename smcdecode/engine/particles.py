@@ -20,9 +20,8 @@ from smcdecode.engine.passes import Passes
 from smcdecode.engine.request import Request
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.stats import Stats
+from smcdecode.engine.tuning import Tuner
 from smcdecode.engine.twist import Death, Twist
-from smcdecode.infer.strictness import START, retune
-from smcdecode.infer.weights import ess
 from smcdecode_kernels import reference
 
 __all__ = ["ParticleEngine"]
@@ -37,11 +36,11 @@ class ParticleEngine:
         self.target, self.method, self.stats = target, method, stats
         spec = method.proposal if isinstance(method.proposal, Draft) else None
         self.spec = spec
-        self._strictness = 0.0 if spec is None else START if spec.strictness == "auto" else float(spec.strictness)
         self.passes = Passes(target.model, spec.model if spec else None, pages, page_size, stats)  # type: ignore[arg-type]
-        self.slots = Slots(lanes, method.particles, max_tokens, PagePool(pages), page_size)
+        self.slots = Slots(lanes, method.slots, max_tokens, PagePool(pages), page_size)
+        self.tuner = Tuner(spec, target.model, self.slots)
         local = method.proposal if isinstance(method.proposal, Local) else Local(check="mask")
-        self.twist = Twist(target.potentials, lanes * method.particles, target.model.vocabulary, local.check)
+        self.twist = Twist(target.potentials, lanes * method.slots, target.model.vocabulary, local.check)
         self.is_eos = torch.zeros(target.model.vocabulary.size, dtype=torch.bool)
         self.is_eos[sorted(target.model.vocabulary.eos)] = True
         self.drafter = Drafter(spec, self.slots, self.passes, self.twist, self.is_eos, self._temperature)
@@ -56,10 +55,12 @@ class ParticleEngine:
     def prefill(self, lanes: Sequence[int], requests: Sequence[Request]) -> None:
         """Read the prompts of new requests, once each for target and draft."""
         index = torch.tensor(lanes)
-        self.slots.open(index, requests, self._strictness)
+        first = self.method.population.first if self.method.population else self.slots.N
+        self.slots.open(index, requests, first)
+        self.tuner.open(index)
         for lane, request in zip(lanes, requests, strict=True):
             self.deaths[lane] = []
-            self.twist.start(range(lane * self.slots.N, (lane + 1) * self.slots.N), request.prompt)
+            self.twist.start(range(lane * self.slots.N, lane * self.slots.N + first), request.prompt)
         batch = self.slots.prompts(index)
         tokens = torch.tensor([t for request in requests for t in request.prompt.tokens])
         positions = torch.cat([torch.arange(n) for n in batch.q_len.tolist()])
@@ -104,25 +105,13 @@ class ParticleEngine:
             verdict = self.judge.judge(block, self._exponents(writing))
         increments[writing] += verdict.log_w
         slots.log_p[writing] += verdict.log_p
-        if self.spec is not None and self.spec.strictness == "auto":
-            self._retune(writing, verdict.log_w)
+        self.tuner.learn(writing, verdict)
         slots.write(writing, block.tokens, verdict.kept)
         slots.cached[writing] = slots.length[writing] - verdict.refused.long()
         slots.lag[writing] = torch.where(verdict.refused | (block.count == 0), 1, 2)
         slots.next_row[writing[verdict.bonus]] = offset + torch.arange(len(verdict.bonus))
         self._mark_finished(writing[verdict.kept > 0])
         return verdict.bonus_law
-
-    def _retune(self, writing: Tensor, log_w: Tensor) -> None:
-        """Strictness of the next cycle from this one's weights, a lane at a time."""
-        w = torch.full(self.slots.length.shape, -torch.inf, dtype=torch.float64)
-        w[writing] = log_w
-        w = w.view(self.slots.lanes, self.slots.N)
-        writers = torch.zeros_like(self.slots.finished)
-        writers[writing] = True
-        count = writers.view_as(w).sum(-1)
-        tuned = retune(self.slots.strictness, ess(w) / count.clamp(min=1))
-        self.slots.strictness = torch.where(count > 1, tuned, self.slots.strictness)
 
     def _first_law(self, increments: Tensor) -> Tensor:
         """Laws of the first tokens: a row a lane, shared by its particles, which draw from it independently."""
@@ -135,6 +124,7 @@ class ParticleEngine:
         law, log_z = local_law(logits, self.target, self._exponents(first), mask)
         slots = self.slots.of(lanes)
         row = torch.arange(len(lanes)).repeat_interleave(self.slots.N)
+        slots, row = slots[~self.slots.idle[slots]], row[~self.slots.idle[slots]]
         self.slots.next_row[slots] = row
         increments[slots] += log_z[row]
         return law
@@ -220,11 +210,16 @@ class ParticleEngine:
     # ---- select, append
 
     def select(self, ancestors: Tensor) -> None:
-        """Every slot becomes a copy of slot ``ancestors[slot]``, (S,) int64."""
+        """Every slot becomes a copy of slot ``ancestors[slot]``, (S,) int64, or idle where that is -1."""
         with self.stats.clock("resampling"):
+            idle = (ancestors < 0).nonzero()[:, 0]
+            ancestors = torch.where(ancestors < 0, torch.arange(len(ancestors)), ancestors)
             self.slots.select(ancestors)
             if self.twist.potentials:
                 self.twist.select(ancestors.tolist())
+            if len(idle):
+                self.slots.vacate(idle)
+                self.twist.clear(idle.tolist())
 
     def append(self) -> None:
         """Draw the bonus token of every slot that scored one; its log Z is in the weight already, (5)."""

@@ -24,6 +24,7 @@ from smcdecode.engine.stats import Stats
 from smcdecode.engine.twist import Death
 from smcdecode.infer.resampling import SCHEMES
 from smcdecode.infer.smc import Step, run
+from smcdecode.infer.variance import rebased
 
 __all__ = ["Cycle", "Outcome", "Scheduler"]
 
@@ -40,8 +41,9 @@ class Cycle:
     resampled: bool
     survivors: int  # distinct first-cycle ancestors of the particles
     alive: int  # particles with positive weight
+    particles: int  # N in this cycle; the other slots were idle, of weight zero
     tokens: int  # tokens of the longest particle
-    ancestors: list[int]
+    ancestors: list[int]  # by slot; -1: idle from now on
     log_w: list[float]
     counts: list[int]  # tokens that each particle wrote since its ancestor's last cycle
     written: list[int]  # those tokens, particle by particle
@@ -71,7 +73,7 @@ class Scheduler:
         method = decoder if isinstance(decoder, SMC) else decoder.as_smc()
         self.method, self.stats = method, stats
         self._waiting = deque(requests)
-        N, cap = method.particles, max(r.max_tokens for r in requests)
+        N, cap = method.slots, max(r.max_tokens for r in requests)
         self._page_size = page_size
         needs = [self._need(r) for r in requests]
         budget = plan_memory(memory, needs, _page_bytes(target, method, page_size), _lane_bytes(target, method))
@@ -81,9 +83,7 @@ class Scheduler:
             if isinstance(decoder, MultiDraft)
             else ParticleEngine(target, method, **sizes, stats=stats)
         )
-        self._answers = (
-            1 if isinstance(decoder, MultiDraft) else method.particles
-        )  # the chains of a lane end as one text
+        self._answers = 1 if isinstance(decoder, MultiDraft) else method.slots  # the chains of a lane end as one text
         self._lane: list[Request | None] = [None] * budget.lanes
         self._cycles: list[list[Cycle]] = [[] for _ in range(budget.lanes)]
         self._told = torch.zeros_like(self.engine.slots.length)  # own tokens of each slot that cycles have told of
@@ -100,7 +100,7 @@ class Scheduler:
                 self._free([lane for lane, request in enumerate(self._lane) if request is not None])
 
     def _outcomes(self) -> Iterator[list[Outcome]]:
-        for step in run(self, SCHEMES[self.method.resampling], self.method.threshold):
+        for step in run(self, SCHEMES[self.method.resampling], self.method.threshold, self.method.population):
             self.stats.cycles += 1
             self._record(step)
             done = step.done.nonzero()[:, 0].tolist()
@@ -151,7 +151,7 @@ class Scheduler:
     def select(self, ancestors: Tensor) -> None:
         """See :class:`smcdecode.infer.smc.ParticleSystem`."""
         first = torch.arange(len(ancestors))[:, None] * self._N
-        self.engine.select((ancestors + first).flatten())
+        self.engine.select(torch.where(ancestors < 0, -1, ancestors + first).flatten())
 
     def append(self) -> None:
         """See :class:`smcdecode.infer.smc.ParticleSystem`."""
@@ -162,7 +162,7 @@ class Scheduler:
     def _need(self, request: Request) -> int:
         """Most pages a request can ever hold."""
         own = -(-request.max_tokens // self._page_size)
-        return -(-len(request.prompt.tokens) // self._page_size) + self.method.particles * own
+        return -(-len(request.prompt.tokens) // self._page_size) + self.method.slots * own
 
     def _read(self) -> list[tuple[list[int], list[int]]]:
         """What the particles of each lane wrote since the last cycle: how many tokens each, and all of them."""
@@ -179,7 +179,7 @@ class Scheduler:
         lanes = step.running.nonzero()[:, 0]
         columns = (
             step.ess, step.log_z, step.chi2, step.resampled, _distinct(step.origin),
-            (~torch.isneginf(step.log_w)).sum(-1), self.engine.slots.length.view(-1, self._N).amax(-1),
+            (~torch.isneginf(step.log_w)).sum(-1), step.count, self.engine.slots.length.view(-1, self._N).amax(-1),
             step.ancestors, step.log_w,
         )  # fmt: skip
         for lane, *numbers in zip(lanes.tolist(), *(c[lanes].tolist() for c in columns), strict=True):
@@ -189,20 +189,24 @@ class Scheduler:
     def _close(self, lanes: list[int], step: Step) -> list[Outcome]:
         """What came out of lanes that are done."""
         slots = self.engine.slots
-        rows, lengths = (x.view(slots.lanes, self._N, -1)[lanes].tolist() for x in (slots.tokens, slots.length))
-        columns = (step.log_w, slots.log_p.view(-1, self._N), step.origin)
-        log_w, log_p, origin = (x[lanes, : self._answers] for x in columns)
+        held = ~slots.idle.view(-1, self._N)
+        held[:, self._answers :] = False
         outcomes = []
-        for i, lane in enumerate(lanes):
+        for lane in lanes:
             request = self._lane[lane]
             assert request is not None
-            tokens = [row[:n] for row, [n] in zip(rows[i], lengths[i], strict=True)][: self._answers]
+            here = lane * self._N + held[lane].nonzero()[:, 0]
+            tokens = [row[:n] for row, n in zip(slots.tokens[here].tolist(), slots.length[here].tolist(), strict=True)]
             self.stats.tokens += max(map(len, tokens))
             self.stats.particle_tokens += sum(map(len, tokens))
+            origin, r = step.origin[lane, held[lane]], float(step.resamplings[lane])
+            if self.method.population is not None:  # for the variance estimate both count in the final N
+                origin = torch.unique(origin, return_inverse=True)[1]
+                r = rebased(r, self._N, self.method.population.first, len(here))
             outcomes.append(
                 Outcome(
-                    request, tokens, log_w[i], log_p[i], float(step.log_z[lane]), origin[i],
-                    float(step.resamplings[lane]), self._cycles[lane], self.engine.deaths[lane],
+                    request, tokens, step.log_w[lane, held[lane]], slots.log_p[here], float(step.log_z[lane]), origin,
+                    r, self._cycles[lane], self.engine.deaths[lane],
                 )
             )  # fmt: skip
         return outcomes
@@ -219,8 +223,8 @@ class Scheduler:
 
 
 def _distinct(x: Tensor) -> Tensor:
-    """How many different values each row has: (G, N) int64 → (G,) int64."""
-    return (x.sort(-1).values.diff() != 0).sum(-1) + 1
+    """How many different values each row has, -1 not counted: (G, N) int64 → (G,) int64."""
+    return (x.sort(-1).values.diff() != 0).sum(-1) + 1 - (x < 0).any(-1).long()
 
 
 def _packed(started: list[tuple[int, Request]]) -> Iterator[list[tuple[int, Request]]]:
@@ -246,5 +250,5 @@ def _page_bytes(target: Target, method: SMC, page_size: int) -> int:
 
 def _lane_bytes(target: Target, method: SMC) -> int:
     """Logits and laws: float32 rows of the target at K+1 positions three times over, of the draft at K twice."""
-    block = method.proposal.block if isinstance(method.proposal, Draft) else 0
-    return method.particles * target.model.vocabulary.size * 4 * (3 * (block + 1) + 2 * block)
+    block = method.proposal.longest if isinstance(method.proposal, Draft) else 0
+    return method.slots * target.model.vocabulary.size * 4 * (3 * (block + 1) + 2 * block)

@@ -18,9 +18,9 @@ from smcdecode_kernels import reference
 __all__ = ["Slots"]
 
 _COPIED = (
-    "tokens", "length", "cached", "lag", "seen", "heard", "finished", "dead", "log_p", "log_psi", "next_row",
+    "tokens", "length", "cached", "lag", "seen", "heard", "finished", "dead", "idle", "log_p", "log_psi", "next_row",
 )  # fmt: skip
-_ZERO_AT_FIRST = ("length", "cached", "seen", "heard", "finished", "dead", "log_p", "log_psi")
+_ZERO_AT_FIRST = ("length", "cached", "seen", "heard", "finished", "dead", "idle", "log_p", "log_psi")
 
 
 class Slots:
@@ -39,6 +39,7 @@ class Slots:
         self.heard = torch.zeros(S, dtype=torch.int64)  # own tokens that log_psi speaks of
         self.finished = torch.ones(S, dtype=torch.bool)  # complete or dead: writes no more
         self.dead = torch.zeros(S, dtype=torch.bool)  # weight zero
+        self.idle = torch.zeros(S, dtype=torch.bool)  # no particle stands here: counts as dead and finished
         self.log_p = torch.zeros(S, dtype=torch.float64)  # log p of the own tokens
         self.log_psi = torch.zeros(S, dtype=torch.float64)  # log ψ last counted in the weight
         self.next_row = torch.full((S,), -1, dtype=torch.int64)  # which scored row its bonus token is drawn from
@@ -49,13 +50,14 @@ class Slots:
         self.cycle = torch.zeros(lanes, dtype=torch.int64)
         self.cap = torch.zeros(lanes, dtype=torch.int64)
         self.strictness = torch.zeros(lanes, dtype=torch.float64)  # s of each lane's next cycle
+        self.block = torch.zeros(lanes, dtype=torch.int64)  # K of each lane's next cycle
 
     def of(self, lanes: Tensor) -> Tensor:
         """The slots of some lanes, lane by lane: (n,) int64 → (n · N,) int64."""
         return (lanes[:, None] * self.N + torch.arange(self.N)).flatten()
 
-    def open(self, lanes: Tensor, requests: Sequence[Request], strictness: float = 0.0) -> None:
-        """Hand lanes (n,) to requests: pages for their prompts, N empty particles each, s to begin with."""
+    def open(self, lanes: Tensor, requests: Sequence[Request], particles: int | None = None) -> None:
+        """Hand lanes (n,) to requests: pages for their prompts, and empty particles in each; by default N."""
         slots, lengths = self.of(lanes), [len(request.prompt.tokens) for request in requests]
         pages = [-(-n // self.page_size) for n in lengths]
         for lane, prefix in zip(lanes.tolist(), torch.split(self.pool.take(sum(pages)), pages), strict=True):
@@ -64,10 +66,18 @@ class Slots:
         self.seed[lanes] = torch.tensor([request.seed for request in requests])
         self.cap[lanes] = torch.tensor([request.max_tokens for request in requests])
         self.cycle[lanes] = 0
-        self.strictness[lanes] = strictness
         for name in _ZERO_AT_FIRST:
             getattr(self, name)[slots] = 0
         self.lag[slots] = 1
+        self.next_row[slots] = -1
+        if particles is not None:
+            self.vacate(slots[self.particle[slots] >= particles])
+
+    def vacate(self, slots: Tensor) -> None:
+        """Leave slots (n,) without a particle."""
+        self.release(slots)
+        for flag in (self.finished, self.dead, self.idle):
+            flag[slots] = True
         self.next_row[slots] = -1
 
     def close(self, lanes: Tensor) -> None:

@@ -3,6 +3,9 @@
 Every scheme maps W (G, N) float64, rows summing to 1, and u (G, N) float64 in (0, 1) to ancestors (G, N) int64 with
 ``E[#{j : a_j = i}] = N W_i`` in each group. A particle of weight zero has no offspring; one that has offspring keeps
 one of them in its own slot (:func:`keep_in_place`). A group whose weights are all zero is left as it is.
+
+A third argument, M (G,) int64 of at most N, asks for M offspring in place of N, ``E[#{j : a_j = i}] = M W_i``; slots
+that stand empty then have ancestor -1.
 """
 
 from collections.abc import Callable
@@ -15,15 +18,17 @@ from smcdecode_kernels.reference import cumulative
 
 __all__ = ["SCHEMES", "keep_in_place", "multinomial", "offspring", "residual", "ssp", "stratified", "systematic"]
 
-Scheme = Callable[[Tensor, Tensor], Tensor]
+Scheme = Callable[..., Tensor]
+_Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 SCHEMES: dict[str, Scheme] = {}
-"""The schemes by name; a new one is a function from (W, u) to offspring counts under ``@_scheme``."""
+"""The schemes by name; a new one is a function from (W, u, M) to offspring counts under ``@_scheme``."""
 
 
 def offspring(ancestors: Tensor) -> Tensor:
-    """How many offspring each particle has: (G, N) int64 -> (G, N) int64."""
-    return torch.zeros_like(ancestors).scatter_add_(-1, ancestors, torch.ones_like(ancestors))
+    """How many offspring each particle has: (G, N) int64 -> (G, N) int64; -1 is the ancestor of an empty slot."""
+    held = ancestors >= 0
+    return torch.zeros_like(ancestors).scatter_add_(-1, ancestors.clamp(min=0), held.long())
 
 
 def keep_in_place(ancestors: Tensor) -> Tensor:
@@ -42,82 +47,85 @@ def keep_in_place(ancestors: Tensor) -> Tensor:
 
 
 def _settle(counts: Tensor) -> Tensor:
-    """Ancestors in place from offspring counts (G, N) whose rows sum to N."""
+    """Ancestors in place from offspring counts (G, N) whose rows sum to N, or to less: then some slots stay empty."""
     empty = counts == 0
     extras = (counts - 1).clamp_min(0).cumsum(-1)
     filler = torch.searchsorted(extras, empty.cumsum(-1) - 1, right=True)
+    filler = filler.masked_fill(filler == counts.shape[-1], -1)
     return torch.where(empty, filler, torch.arange(counts.shape[-1], device=counts.device))
 
 
-def _scheme(rule: Scheme) -> Scheme:
-    """Make a public scheme, listed in SCHEMES, of a rule from (W, u) to offspring counts."""
+def _scheme(rule: _Rule) -> Scheme:
+    """Make a public scheme, listed in SCHEMES, of a rule from (W, u, M) to offspring counts; M is (G, 1) there."""
 
     @wraps(rule)
-    def scheme(W: Tensor, u: Tensor) -> Tensor:
+    def scheme(W: Tensor, u: Tensor, M: Tensor | None = None) -> Tensor:
         alive = (W > 0).any(-1, keepdim=True)
-        return _settle(torch.where(alive, rule(W, u), 1))
+        wanted = torch.full_like(W[:, :1], W.shape[-1], dtype=torch.int64) if M is None else M[:, None]
+        return _settle(torch.where(alive, rule(W, u, wanted), 1))
 
     SCHEMES[rule.__name__] = scheme
     return scheme
 
 
-def _shares(W: Tensor) -> tuple[Tensor, Tensor]:
-    """Expected offspring N W in whole (int64) and fractional (float64) parts, (G, N) each."""
-    share = W * W.shape[-1]
+def _shares(W: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
+    """Expected offspring M W in whole (int64) and fractional (float64) parts, (G, N) each."""
+    share = W * M
     whole = share.floor()
     return whole.long(), share - whole
 
 
 @_scheme
-def multinomial(W: Tensor, u: Tensor) -> Tensor:
-    """N independent draws: the baseline, of highest variance (Gordon, Salmond & Smith 1993)."""
-    return offspring(torch.searchsorted(cumulative(W), u, right=True).clamp_max(W.shape[-1] - 1))
+def multinomial(W: Tensor, u: Tensor, M: Tensor) -> Tensor:
+    """M independent draws: the baseline, of highest variance (Gordon, Salmond & Smith 1993)."""
+    N = W.shape[-1]
+    drawn = torch.searchsorted(cumulative(W), u, right=True).clamp_max(N - 1)
+    return offspring(drawn.masked_fill(torch.arange(N, device=W.device) >= M, -1))
 
 
 @_scheme
-def stratified(W: Tensor, u: Tensor) -> Tensor:
-    """One uniform in each of N equal strata (Kitagawa 1996)."""
-    return _strata(W, u)
+def stratified(W: Tensor, u: Tensor, M: Tensor) -> Tensor:
+    """One uniform in each of M equal strata (Kitagawa 1996)."""
+    return _strata(W, u, M)
 
 
 @_scheme
-def systematic(W: Tensor, u: Tensor) -> Tensor:
-    """One uniform, u[:, 0], at the same place in every stratum: offspring ⌊N W⌋ or ⌈N W⌉ (Carpenter et al. 1999).
+def systematic(W: Tensor, u: Tensor, M: Tensor) -> Tensor:
+    """One uniform, u[:, 0], at the same place in every stratum: offspring ⌊M W⌋ or ⌈M W⌉ (Carpenter et al. 1999).
 
     Of lowest cost, and in practice of low variance; that it beats multinomial resampling is not provable in general
     (Douc, Cappé & Moulines 2005).
     """
-    return _strata(W, u[:, :1].expand_as(u))
+    return _strata(W, u[:, :1].expand_as(u), M)
 
 
-def _strata(W: Tensor, u: Tensor) -> Tensor:
-    """Offspring when stratum j holds the point (j + u_j)/N: differences of the number of points below each edge."""
-    N = W.shape[-1]
-    edges = cumulative(W) * N
+def _strata(W: Tensor, u: Tensor, M: Tensor) -> Tensor:
+    """Offspring when stratum j holds the point (j + u_j)/M: differences of the number of points below each edge."""
+    edges = cumulative(W) * M
     full = edges.floor()
-    partial = u.gather(-1, full.long().clamp_max(N - 1)) < edges - full
+    partial = u.gather(-1, full.long().clamp_max(W.shape[-1] - 1)) < edges - full
     return (full.long() + partial).diff(prepend=torch.zeros_like(full[:, :1], dtype=torch.int64))
 
 
 @_scheme
-def residual(W: Tensor, u: Tensor) -> Tensor:
-    """⌊N W⌋ offspring for sure, the rest multinomial on the fractional parts (Liu & Chen 1998)."""
+def residual(W: Tensor, u: Tensor, M: Tensor) -> Tensor:
+    """⌊M W⌋ offspring for sure, the rest multinomial on the fractional parts (Liu & Chen 1998)."""
     N = W.shape[-1]
-    whole, part = _shares(W)
+    whole, part = _shares(W, M)
     chosen = torch.searchsorted(cumulative(part), u, right=True).clamp_max(N - 1)
-    drawn = torch.arange(N, device=W.device) < N - whole.sum(-1, keepdim=True)
+    drawn = torch.arange(N, device=W.device) < M - whole.sum(-1, keepdim=True)
     return whole.scatter_add(-1, chosen, drawn.long())
 
 
 @_scheme
-def ssp(W: Tensor, u: Tensor) -> Tensor:
-    """Srinivasan sampling process: offspring ⌊N W⌋ or ⌈N W⌉, negatively associated (Gerber, Chopin & Whiteley 2019).
+def ssp(W: Tensor, u: Tensor, M: Tensor) -> Tensor:
+    """Srinivasan sampling process: offspring ⌊M W⌋ or ⌈M W⌉, negatively associated (Gerber, Chopin & Whiteley 2019).
 
     Consistent where systematic resampling is not proven to be. Fractional parts meet in pairs, in a knock-out
     tournament of log₂ N rounds (Srinivasan 2001): of each pair one is settled at 0 or 1, at odds that keep both
     expectations, and the other carries what is left of their sum to the next round.
     """
-    counts, part = _shares(W)
+    counts, part = _shares(W, M)
     who = torch.arange(W.shape[-1], device=W.device).expand_as(counts)
     while part.shape[-1] > 1:
         m = part.shape[-1] // 2

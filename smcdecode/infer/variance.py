@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smcdecode.infer.resampling import offspring
 
-__all__ = ["lineages", "multinomial_equivalents", "relative_variance", "saturated"]
+__all__ = ["lineages", "multinomial_equivalents", "rebased", "relative_variance", "saturated"]
 
 
 def _mass(W: Tensor, origin: Tensor) -> Tensor:
@@ -62,9 +62,21 @@ def multinomial_equivalents(W: Tensor, ancestors: Tensor) -> Tensor:
     N = W.shape[-1]
     if N == 1:
         return torch.zeros_like(W[:, 0])
+    counts = offspring(ancestors).double()
     asked = (1 - W.square().sum(-1)).clamp_min(0.0)
-    left = (1 - (offspring(ancestors).double() / N).square().sum(-1)).clamp_min(1 / N**2)  # one parent: V saturates
+    share = counts / counts.sum(-1, keepdim=True)
+    left = (1 - share.square().sum(-1)).clamp_min(1 / N**2)  # one parent: V saturates
     return (asked / left).log() / math.log(N / (N - 1))
+
+
+def rebased(resamplings: float, columns: int, first: int, final: int) -> float:
+    """Resamplings counted for lanes of ``columns`` slots, as :func:`relative_variance` of ``final`` counts them.
+
+    Where the number of particles changes, (N/(N−1))^(r+1) is the product of M/(M−1) over the first particles and all
+    resamplings to M. For multinomial resampling that keeps E[Ẑ² V] = Var Ẑ exact at fixed times and numbers.
+    """
+    per = [math.log(n / (n - 1)) for n in (columns, first, final)]
+    return (per[0] * resamplings + per[1]) / per[2] - 1
 
 
 def lineages(W: Tensor, origin: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ def _error(record: Record) -> str:
 
 def _even(record: Record) -> bool:
     """Whether all particles had the same weight throughout."""
-    return all(step.ess >= record.N * (1 - EXACT) for step in record.steps) and record.N > 1
+    return all(step.ess >= step.particles * (1 - EXACT) for step in record.steps) and record.N > 1
 
 
 def _ess(record: Record) -> str:
@@ -104,14 +104,16 @@ def _ess(record: Record) -> str:
     if not record.steps:
         return final
     cycle, lowest = min(enumerate(record.steps, 1), key=lambda pair: pair[1].ess)
-    return f"{final}; {lowest.ess:.2f} at its lowest before resampling (cycle {cycle} of {len(record.steps)})"
+    of = f" of {lowest.particles}" if lowest.particles != record.N else ""
+    return f"{final}; {lowest.ess:.2f}{of} at its lowest before resampling (cycle {cycle} of {len(record.steps)})"
 
 
 def _ancestors(record: Record) -> str:
     cycles = [str(cycle) for cycle, step in enumerate(record.steps, 1) if step.resampled]
     listed = ", ".join(cycles[:8]) + (f" and {len(cycles) - 8} more" if len(cycles) > 8 else "")
     resampled = f"resampled in cycle{'s' if len(cycles) > 1 else ''} {listed}" if cycles else "never resampled"
-    return f"{unique_ancestors(record)} of {record.N} first particles have descendants; {resampled}"
+    first = record.steps[0].particles if record.steps else record.N
+    return f"{unique_ancestors(record)} of {first} first particles have descendants; {resampled}"
 
 
 def _texts(record: Record) -> str:
@@ -126,7 +128,7 @@ def _chi2(record: Record) -> str:
     if record.N == 1 and record.alive:
         return "one particle: nothing to compare it with"
     cycle, step = _worst(record)
-    relation = "at least " if step.chi2 > record.N / 2 else ""  # N particles cannot show a heavier tail
+    relation = "at least " if step.chi2 > step.particles / 2 else ""  # N particles cannot show a heavier tail
     tips = advice(record)
     advised = f". Try: {', '.join(tips)}" if tips else ": calm"
     return f"1 + χ² = {relation}{step.chi2:.3g} in the worst cycle ({cycle}){advised}"
@@ -148,13 +150,13 @@ def advice(record: Record) -> list[str]:
     tips = []
     if asked.block and isinstance(asked.strictness, float | int) and asked.strictness < 1:
         tips.append(f"raise strictness (now {asked.strictness:g})")
-    if asked.block > 1:
+    if isinstance(asked.block, int) and asked.block > 1:
         tips.append(f"shorter block (now {asked.block})")
     if asked.potentials:
         tips.append("potentials that judge unfinished texts, where they only judge finished ones")
     if asked.alpha > 1:
         tips.append("a bridge of some cycles to the exponent")
-    return [*tips, f"more particles (now {record.N})"]
+    return [*tips, f"more particles (now {step.particles})"]
 
 
 def epitaph(record: Record) -> str:

@@ -53,8 +53,10 @@ def _chart(record: Record) -> str:
     steps, low = record.steps, ESS_HEIGHT + 8
     if not steps:
         return ""
+    counts = [step.particles for step in steps]
+    most, upto = max(counts), "at most " if max(counts) > min(counts) else ""
     at = [
-        (WIDTH * (c + 0.5) / len(steps), ESS_HEIGHT * (1 - step.ess / record.N)) for c, step in enumerate(steps)
+        (WIDTH * (c + 0.5) / len(steps), ESS_HEIGHT * (1 - step.ess / most)) for c, step in enumerate(steps)
     ]  # middle of each cycle's column
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
     marks = "".join(
@@ -64,12 +66,12 @@ def _chart(record: Record) -> str:
     )
     return (
         f'<svg viewBox="-4 -4 {WIDTH + 8} {low + BANDS_HEIGHT + 8}" width="{WIDTH}" role="img" style="max-width:100%">'
-        f"<title>ESS over {len(steps)} cycles, 0 to {record.N}, and the weights of texts</title>"
+        f"<title>ESS over {len(steps)} cycles, 0 to {most}, and the weights of texts</title>"
         f'<path d="M0 0V{ESS_HEIGHT}H{WIDTH}" fill="none" stroke="currentColor" stroke-opacity=".3"/>'
         f'<polyline points="{line}" fill="none" stroke="{BLUE}" stroke-width="1.5"/>{marks}'
         f'<g transform="translate(0 {low})">{"".join(_bands(record))}</g></svg>'
-        f'<div style="font-size:85%;opacity:.7">ESS of {record.N} particles over {len(steps)} cycles, before resampling'
-        f"{'; resampled at the dots' if marks else ''}. Below, texts by weight: a band that gained on the others is "
+        f'<div style="font-size:85%;opacity:.7">ESS of {upto}{most} particles over {len(steps)} cycles, before '
+        f"resampling{'; resampled at the dots' if marks else ''}. Below, texts by weight: a band that gained on the others is "
         "blue, one that lost orange; <code>.to_html(path)</code> writes a page to read them in.</div>"
     )
 

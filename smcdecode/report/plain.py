@@ -41,9 +41,20 @@ def read(kind: Any, value: Any) -> Any:
         return sequence(read(parts[0], part) for part in value)
     if get_origin(kind) is dict:
         return {parts[0](key): read(parts[1], part) for key, part in value.items()}
-    if isinstance(kind, types.UnionType):  # X | None
-        return None if value is None else read(parts[0], value)
+    if isinstance(kind, types.UnionType):  # X | None, or X | Y
+        some = tuple(part for part in parts if part is not types.NoneType)
+        return None if value is None and some != parts else _first_that_fits(some, value)
     return _scalar(kind, value)
+
+
+def _first_that_fits(kinds: tuple[Any, ...], value: Any) -> Any:
+    """The value as the first of several types that it can be read as."""
+    for kind in kinds[:-1]:
+        try:
+            return read(kind, value)
+        except (TypeError, ValueError):
+            continue
+    return read(kinds[-1], value)
 
 
 def _scalar(kind: type, value: Any) -> Any:

@@ -43,9 +43,11 @@ def _draw_ess(axes: Any, record: Record) -> None:
         label="first ancestors left",
     )
     axes.plot(cycles[resampled], ess[resampled], "o", color=ORANGE, label="resampled")
+    particles = np.array([step.particles for step in record.steps])
     if 0 < record.asked.threshold < 1:
-        axes.axhline(record.asked.threshold * record.N, color=GREY, linewidth=0.8, linestyle=":", label="threshold")
-    axes.set(ylim=(0, record.N * 1.05), ylabel="particles")
+        line = {"color": GREY, "linewidth": 0.8, "linestyle": ":", "drawstyle": "steps-mid"}
+        axes.plot(cycles, record.asked.threshold * particles, label="threshold", **line)
+    axes.set(ylim=(0, particles.max(initial=record.N) * 1.05), ylabel="particles")
     axes.set_title(f"{record.asked.target}: log Ẑ = {record.log_z:.4g}", fontsize="medium", loc="left")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
 
@@ -56,9 +58,10 @@ def _draw_weights(axes: Any, record: Record) -> None:
 
     log_W = _log_weights(record)
     cycles = np.arange(1, len(log_W) + 1)
-    axes.plot(np.repeat(cycles, record.N), log_W.flatten(), ".", color=BLUE, markersize=3, alpha=0.7)
+    axes.plot(np.repeat(cycles, log_W.shape[1]), log_W.flatten(), ".", color=BLUE, markersize=3, alpha=0.7)
     axes.add_collection(LineCollection(list(_joints(record, log_W)), colors=BLUE, linewidths=0.7, alpha=0.4))
-    axes.axhline(-np.log(record.N), color=GREY, linewidth=0.8, linestyle=":", label="1/N")
+    even = [-np.log(step.particles) for step in record.steps]
+    axes.plot(cycles, even, color=GREY, linewidth=0.8, linestyle=":", drawstyle="steps-mid", label="1/N")
     axes.set(xlabel="cycle", ylabel="log W", xlim=(0.5, len(log_W) + 0.5))
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
@@ -74,9 +77,10 @@ def _log_weights(record: Record) -> NDArray[np.float64]:
 
 def _joints(record: Record, log_W: NDArray[np.float64]) -> NDArray[np.float64]:
     """(segments, 2, 2): from each particle's ancestor in one cycle to itself in the next."""
-    ancestors = np.array([step.ancestors for step in record.steps[:-1]], dtype=int).reshape(-1, record.N)
+    ancestors = np.array([step.ancestors for step in record.steps[:-1]], dtype=int).reshape(-1, log_W.shape[1])
+    even = -np.log([[step.particles] for step in record.steps[1:]])
     resampled = np.array([step.resampled for step in record.steps[:-1]], dtype=bool)[:, None]
-    start = np.where(resampled, -np.log(record.N), np.take_along_axis(log_W[:-1], ancestors, 1))
+    start = np.where(resampled, even.reshape(-1, 1), np.take_along_axis(log_W[:-1], ancestors, 1))
     cycle = np.broadcast_to(np.arange(1, len(log_W))[:, None], start.shape)
     ends = np.stack([np.stack([cycle, start], -1), np.stack([cycle + 1, log_W[1:]], -1)], -2).reshape(-1, 2, 2)
     drawn: NDArray[np.float64] = ends[np.isfinite(ends).all((1, 2))]

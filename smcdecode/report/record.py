@@ -40,7 +40,7 @@ class Asked:
     alpha: float
     potentials: tuple[str, ...]
     method: str
-    block: int  # drafted tokens a cycle; 0 without a draft
+    block: int | str  # drafted tokens a cycle; 0 without a draft
     strictness: float | str
     threshold: float  # resampled when ESS < threshold·N
     prompt: str | None  # None where only ids were given to a model without a tokenizer
@@ -53,9 +53,10 @@ class Asked:
     def of(cls, outcome: Outcome, target: Target, method: Method, seed: int) -> "Asked":
         """Describe a request that is done."""
         request, proposal = outcome.request, getattr(method, "proposal", None)
+        strictness = getattr(proposal, "strictness", 0.0)
         return cls(
             str(target), target.plain, float(target.alpha), tuple(psi.name for psi in target.potentials),
-            describe(method), int(getattr(proposal, "block", 0)), getattr(proposal, "strictness", 0.0),
+            describe(method), getattr(proposal, "block", 0), strictness if strictness == "auto" else float(strictness),
             float(getattr(method, "threshold", 0.0)), _prompt_text(request.prompt, target.model.vocabulary),
             request.prompt.tokens, request.max_tokens, seed, request.seed,
         )  # fmt: skip
