@@ -15,6 +15,8 @@ from smcdecode.infer.adapt import AUTO, FIRST, LONGEST, BlockLengths, best_block
 from smcdecode.infer.exact import enumerate_target
 from smcdecode.infer.resampling import SCHEMES, offspring
 from smcdecode.infer.variance import rebased, relative_variance
+from smcdecode.report.document import contents
+from smcdecode.report.genealogy import tree
 
 V, EOS, CAP, PROMPT = 3, 2, 8, (0,)
 P = random_table(1, V, floor=0.5)
@@ -112,6 +114,16 @@ def test_a_posterior_holds_the_particles_there_are():
         assert "particles='auto'" in o.summary()
         assert smc.Posterior.from_json(o.to_json()) == o
     assert out[0].plot() is not None and "particles over" in out[0]._repr_html_()
+    assert contents(out[0])["particles"] == max(step.particles for step in out[0].steps)
+
+
+def test_the_genealogy_holds_every_particle_of_every_cycle():
+    for o in runs_of(smc.Local(), runs=20):
+        nodes = tree(o)
+        for c, step in enumerate(o.steps):
+            here = [(n.particles[c - n.first], n.weight[c - n.first]) for n in nodes if n.first <= c <= n.last]
+            assert sum(count for count, _ in here) == step.particles
+            assert sum(weight for _, weight in here) == pytest.approx(1.0)
 
 
 # ---- the rules

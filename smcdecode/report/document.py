@@ -34,11 +34,12 @@ def contents(record: Record) -> dict[str, Any]:
     asked, facts = record.asked, list(diagnostics.facts(record))
     values = record.decoded or [" ".join(map(str, ids)) for ids in record.tokens]
     counts = {value: values.count(value) for value in set(values)}
+    particles = {step.particles for step in record.steps} or {record.N}
     return {
         "target": asked.target,
         "prompt": asked.prompt if asked.prompt is not None else " ".join(map(str, asked.prompt_tokens)),
-        "particles": record.N,
-        "threshold": asked.threshold,
+        "particles": max(particles),
+        "threshold": asked.threshold if len(particles) == 1 else 0.0,  # a line only where N does not move
         "max_tokens": asked.max_tokens,
         "numbers": _numbers(record),
         "trust": [(name, fact) for name, fact in facts if name not in RUN],
@@ -66,12 +67,13 @@ def _numbers(record: Record) -> list[tuple[str, str, str]]:
     V = diagnostics.log_z_variance(record)
     error = f"± {'at least ' if diagnostics.saturated(record) else ''}{math.sqrt(V):.2g}" if V > 0 else ""
     times = sum(step.resampled for step in record.steps)
+    first = record.steps[0].particles if record.steps else record.N
     lowest = f"; {min(step.ess for step in record.steps):.2f} at the lowest" if record.steps else ""
     return [
         ("log Ẑ", f"{record.log_z + 0.0:.3f}".replace("-inf", "−∞"), error),
         ("effective particles", f"{diagnostics.ess(record):.2f}", f"of {record.N}{lowest}"),
         ("distinct texts", str(len(record.merged(record.decoded or record.tokens))), f"from {record.N} particles"),
-        ("first ancestors left", str(diagnostics.unique_ancestors(record)), f"of {record.N}"),
+        ("first ancestors left", str(diagnostics.unique_ancestors(record)), f"of {first}"),
         ("resamplings", str(times), f"in {len(record.steps)} cycles"),
         ("deaths", str(len(record.deaths)), "of weight zero" if record.deaths else "no weight became zero"),
     ]

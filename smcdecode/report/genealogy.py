@@ -100,11 +100,12 @@ def _fill(node: Node, at: int, cells: list[_Cell], reader: Reader, pending: byte
 def _cells(record: Record) -> list[_Cell]:
     """All cells, cycle by cycle. A particle of weight zero has one in the cycle of its death, and none from then on."""
     cells: list[_Cell] = []
-    home = [ROOT] * record.N  # the cell each particle comes from
+    slots = len(record.steps[0].counts) if record.steps else 0
+    home = [ROOT] * slots  # the cell that each slot's particle comes from
     died = {(death.cycle, death.particle): d for d, death in enumerate(record.deaths)}
-    carried, log_z = np.zeros(record.N), 0.0
+    carried, log_z = _even(np.arange(slots) < record.steps[0].particles if slots else np.zeros(0, bool)), 0.0
     for c, step in enumerate(record.steps):
-        log_w = np.array(step.log_w[: record.N])
+        log_w = np.array(step.log_w[:slots])
         found: dict[tuple[int, tuple[int, ...]], int] = {}
         for i, tokens in enumerate(_written(step)):
             if carried[i] == -np.inf:
@@ -121,9 +122,15 @@ def _cells(record: Record) -> list[_Cell]:
             home[i] = found[key]
         for cell in (cells[i] for i in found.values()):
             _weigh(cell, log_w, carried, step.log_z - log_z)
-        home = [home[a] for a in step.ancestors[: record.N]]
-        carried, log_z = np.zeros(record.N) if step.resampled else log_w, step.log_z
+        ancestors = step.ancestors[:slots]
+        home = [home[a] if a >= 0 else ROOT for a in ancestors]
+        carried, log_z = _even(np.array(ancestors) >= 0) if step.resampled else log_w, step.log_z
     return cells
+
+
+def _even(held: NDArray[np.bool_]) -> Floats:
+    """Log-weights after a resampling: equal, and zero weight where no particle stands."""
+    return np.where(held, 0.0, -np.inf)
 
 
 def _written(step: Cycle) -> Iterator[tuple[int, ...]]:
