@@ -71,8 +71,8 @@ def _chart(record: Record) -> str:
         f'<polyline points="{line}" fill="none" stroke="{BLUE}" stroke-width="1.5"/>{marks}'
         f'<g transform="translate(0 {low})">{"".join(_bands(record))}</g></svg>'
         f'<div style="font-size:85%;opacity:.7">ESS of {upto}{most} particles over {len(steps)} cycles, '
-        f"before resampling{'; resampled at the dots' if marks else ''}. Below, texts by weight: a band that gained on the others is "
-        "blue, one that lost orange; <code>.to_html(path)</code> writes a page to read them in.</div>"
+        f"before resampling{'; resampled at the dots' if marks else ''}. Below, texts by weight: a band that gained "
+        "on the others is blue, one that lost orange; <code>.to_html(path)</code> writes a page to read them in.</div>"
     )
 
 
