@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Urn", "apply_bitmask", "cumulative", "draw", "exp_", "log_", "log_law", "log_norm", "uniform"]
+__all__ = ["Urn", "apply_bitmask", "cumulative", "draw", "exp_", "invert", "log_", "log_law", "log_norm", "uniform"]
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -127,9 +127,9 @@ def draw(log_weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """
     w, top = _scaled(log_weights)  # (n, C, c), (n,) float64
     sums = w.sum(-1).double()  # (n, C)
-    chunk, rest = _invert(sums, u)
+    chunk, rest = invert(sums, u)
     inside = w[torch.arange(len(w), device=w.device), chunk].double()  # (n, c) float64
-    token = chunk * w.shape[-1] + _invert(inside, rest)[0]
+    token = chunk * w.shape[-1] + invert(inside, rest)[0]
     total = sums.sum(-1)
     return torch.where(total > 0, token, 0), total.log() + top
 
@@ -173,8 +173,17 @@ def _scaled(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     return w.view(n, -1, chunk), top[:, 0].double()
 
 
-def _invert(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """The item u (n,) falls on, in proportion to weights (n, k), and where inside the item, again in [0, 1)."""
+def invert(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The item a uniform falls on, and where inside it.
+
+    Args:
+        weights: (n, k) float64, non-negative.
+        u: (n,) float64 in [0, 1).
+
+    Returns:
+        item: (n,) int64, drawn in proportion to the weights, never one of weight zero; meaningless where all are zero.
+        rest: (n,) float64, u's place inside the item, again in [0, 1).
+    """
     cdf = cumulative(weights)
     item = torch.searchsorted(cdf, u[:, None], right=True).clamp_max(weights.shape[-1] - 1)  # (n, 1)
     high = cdf.gather(-1, item)
@@ -205,8 +214,8 @@ class Urn:
 
         A row with nothing left gives a token that means nothing.
         """
-        chunk, rest = _invert(self._sums[rows], u)
-        return chunk * self._w.shape[-1] + _invert(self._w[rows, chunk].double(), rest)[0]
+        chunk, rest = invert(self._sums[rows], u)
+        return chunk * self._w.shape[-1] + invert(self._w[rows, chunk].double(), rest)[0]
 
     def take(self, rows: Tensor, tokens: Tensor) -> None:
         """Take one token away from each of some rows, all different: (m,) int64 each."""

@@ -14,6 +14,7 @@ from functools import wraps
 import torch
 from torch import Tensor
 
+from smcdecode_kernels.groups import settle, strata
 from smcdecode_kernels.reference import cumulative
 
 __all__ = ["SCHEMES", "keep_in_place", "multinomial", "offspring", "residual", "ssp", "stratified", "systematic"]
@@ -43,16 +44,7 @@ def keep_in_place(ancestors: Tensor) -> Tensor:
     Returns:
         (G, N) int64, each row a permutation of the row given.
     """
-    return _settle(offspring(ancestors))
-
-
-def _settle(counts: Tensor) -> Tensor:
-    """Ancestors in place from offspring counts (G, N) whose rows sum to N, or to less: then some slots stay empty."""
-    empty = counts == 0
-    extras = (counts - 1).clamp_min(0).cumsum(-1)
-    filler = torch.searchsorted(extras, empty.cumsum(-1) - 1, right=True)
-    filler = filler.masked_fill(filler == counts.shape[-1], -1)
-    return torch.where(empty, filler, torch.arange(counts.shape[-1], device=counts.device))
+    return settle(offspring(ancestors))
 
 
 def _scheme(rule: _Rule) -> Scheme:
@@ -62,7 +54,7 @@ def _scheme(rule: _Rule) -> Scheme:
     def scheme(W: Tensor, u: Tensor, M: Tensor | None = None) -> Tensor:
         alive = (W > 0).any(-1, keepdim=True)
         wanted = torch.full_like(W[:, :1], W.shape[-1], dtype=torch.int64) if M is None else M[:, None]
-        return _settle(torch.where(alive, rule(W, u, wanted), 1))
+        return settle(torch.where(alive, rule(W, u, wanted), 1))
 
     SCHEMES[rule.__name__] = scheme
     return scheme
@@ -86,7 +78,7 @@ def multinomial(W: Tensor, u: Tensor, M: Tensor) -> Tensor:
 @_scheme
 def stratified(W: Tensor, u: Tensor, M: Tensor) -> Tensor:
     """One uniform in each of M equal strata (Kitagawa 1996)."""
-    return _strata(W, u, M)
+    return strata(W, u, M)
 
 
 @_scheme
@@ -96,15 +88,7 @@ def systematic(W: Tensor, u: Tensor, M: Tensor) -> Tensor:
     Of lowest cost, and in practice of low variance; that it beats multinomial resampling is not provable in general
     (Douc, Cappé & Moulines 2005).
     """
-    return _strata(W, u[:, :1].expand_as(u), M)
-
-
-def _strata(W: Tensor, u: Tensor, M: Tensor) -> Tensor:
-    """Offspring when stratum j holds the point (j + u_j)/M: differences of the number of points below each edge."""
-    edges = cumulative(W) * M
-    full = edges.floor()
-    partial = u.gather(-1, full.long().clamp_max(W.shape[-1] - 1)) < edges - full
-    return (full.long() + partial).diff(prepend=torch.zeros_like(full[:, :1], dtype=torch.int64))
+    return strata(W, u[:, :1].expand_as(u), M)
 
 
 @_scheme

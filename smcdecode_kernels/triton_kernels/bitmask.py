@@ -1,17 +1,9 @@
-"""Triton twins of functions in ``reference``, for GPUs: knows tensors in device memory, not what they mean.
-
-Each says what the function of the same name there says, and is tested against it. Importing this file needs triton,
-whose compiler takes no annotations on a kernel's pointers and numbers.
-"""
+"""Packed masks on logits, the Triton twin of ``reference.apply_bitmask``. Knows rows in device memory only."""
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError as error:
-    raise ImportError("the GPU kernels need triton: pip install 'smcdecode[gpu]'") from error
 
 __all__ = ["apply_bitmask"]
 
@@ -37,7 +29,7 @@ def apply_bitmask(logits: Tensor, words: Tensor) -> Tensor:
 
 
 @triton.jit
-def _apply_bitmask(logits, words, logits_stride, words_stride, V, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+def _apply_bitmask(logits, words, logits_stride, words_stride, V, BLOCK: tl.constexpr):
     """Forbid the tokens whose bit is 0.
 
     ``logits`` (n, V) float, ``words`` (n, W) int32; strides in elements. One program a row and block of tokens. With

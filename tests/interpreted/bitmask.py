@@ -1,10 +1,9 @@
-"""Triton kernels against their plain definitions; run as a program, under TRITON_INTERPRET=1 where there is no GPU."""
+"""Masks on logits against their plain definition."""
 
 import torch
+from cases import DEVICE
 
 from smcdecode_kernels import reference, triton_kernels
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def bits(n, W, seed):
@@ -24,12 +23,8 @@ def assert_bitmask(n, V, W, dtype):
     assert torch.equal(found.cpu(), expected)  # what lies between rows included
 
 
-def main():
+def check_masks():
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for n, V, W in [(1, 1, 1), (3, 40, 2), (2, 64, 3), (2, 4096, 128), (3, 5001, 157)]:
             assert_bitmask(n, V, W, dtype)
     triton_kernels.apply_bitmask(torch.zeros(0, 40, device=DEVICE), torch.zeros(0, 2, dtype=torch.int32, device=DEVICE))
-
-
-if __name__ == "__main__":
-    main()
