@@ -31,6 +31,7 @@ from smcdecode.potentials.schema import JsonSchema
 from smcdecode.report.chain import ExactAnswer
 from smcdecode.report.posterior import Posterior
 from smcdecode.sample import sample
+from smcdecode.stream import Stream, stream
 
 __all__ = [
     "SMC",
@@ -57,6 +58,7 @@ __all__ = [
     "Reward",
     "SMCDecodeError",
     "Speculative",
+    "Stream",
     "SupportError",
     "Target",
     "UnsupportedGrammar",
@@ -68,4 +70,5 @@ __all__ = [
     "load",
     "potential",
     "sample",
+    "stream",
 ]

@@ -1,5 +1,7 @@
 """Exact answers for any target: SMC runs as proposals of a Metropolis–Hastings chain. Ties sample() to the chain."""
 
+from collections.abc import Sequence
+
 from smcdecode.declare.method import SMC
 from smcdecode.declare.target import Algebra
 from smcdecode.declare.verification import Method
@@ -18,6 +20,7 @@ def exact(
     method: Method | None = None,
     sweeps: int = 16,
     max_tokens: int = 256,
+    stop: str | Sequence[str] = (),
     seed: int | None = None,
     memory: float = 0.5,
     progress: bool | None = None,
@@ -34,6 +37,7 @@ def exact(
         method: the SMC method whose runs are proposed; more particles make the chain move more often.
         sweeps: runs after the first.
         max_tokens: as for :func:`smcdecode.sample`.
+        stop: as for :func:`smcdecode.sample`.
         seed: as for :func:`smcdecode.sample`.
         memory: as for :func:`smcdecode.sample`.
         progress: as for :func:`smcdecode.sample`.
@@ -52,6 +56,7 @@ def exact(
         [prompt] * (sweeps + 1),
         method=method,
         max_tokens=max_tokens,
+        stop=stop,
         seed=seed,
         memory=memory,
         progress=progress,

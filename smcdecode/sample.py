@@ -1,5 +1,6 @@
 """The one way in: declare → infer → run → report."""
 
+import dataclasses
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
@@ -17,9 +18,10 @@ from smcdecode.engine.scheduler import Outcome, Scheduler
 from smcdecode.engine.stats import Stats
 from smcdecode.errors import InvalidOption, PromptError
 from smcdecode.potentials.potential import Prompt
+from smcdecode.potentials.stops import Stops
 from smcdecode.report.posterior import Posterior
 
-__all__ = ["sample"]
+__all__ = ["Call", "sample"]
 
 
 @overload
@@ -29,6 +31,7 @@ def sample(  # type: ignore[overload-overlap]  # a string is one prompt, though 
     *,
     method: Method | None = None,
     max_tokens: int = 256,
+    stop: str | Sequence[str] = (),
     seed: int | None = None,
     memory: float = 0.5,
     page_size: int = 1,
@@ -41,6 +44,7 @@ def sample(
     *,
     method: Method | None = None,
     max_tokens: int = 256,
+    stop: str | Sequence[str] = (),
     seed: int | None = None,
     memory: float = 0.5,
     page_size: int = 1,
@@ -52,6 +56,7 @@ def sample(
     *,
     method: Method | None = None,
     max_tokens: int = 256,
+    stop: str | Sequence[str] = (),
     seed: int | None = None,
     memory: float = 0.5,
     page_size: int = 1,
@@ -64,6 +69,9 @@ def sample(
         prompts: a string, a list of chat messages, or a list of token ids; or a list of those.
         method: how to sample; ``Autoregressive()`` by default for a plain target, ``SMC()`` for any other.
         max_tokens: the cap: the target is p over sequences cut at this many tokens.
+        stop: strings that end a text like an EOS: the target is p over sequences cut behind the first token that
+            completes one, wherever in tokens it begins and ends. A posterior's ``tokens``, and what potentials read,
+            have it; its texts end before it.
         seed: the same seed gives the same answer, whatever else is in the batch; None draws one (``posterior.seed``).
         memory: for keys, values and logits: a fraction of the available memory, or bytes if above 1.
         page_size: tokens a page of keys and values. 1 never copies anything on resampling.
@@ -77,23 +85,53 @@ def sample(
             runs, when the request cannot be served; each names the remedy.
         InvalidWeight, PotentialError: when a model or a potential breaks its contract during the run.
     """
-    goal = _goal(target)
-    method = _method(method, goal)
-    _check_numbers(max_tokens, page_size, seed)
-    method.check(goal)
     one = is_one(prompts)
-    read = [read_prompt(prompt, goal.model) for prompt in ([prompts] if one else prompts)]  # type: ignore[arg-type]
-    smc = method if isinstance(method, SMC) else method.as_smc()
-    for prompt in read:
-        _check_context(prompt, goal, smc, max_tokens)
-    seed = secrets.randbits(63) if seed is None else seed
-    requests = [Request(i, p, s, max_tokens) for i, (p, s) in enumerate(zip(read, seeds(seed, read), strict=True))]
-    stats = Stats()
-    scheduler = Scheduler(goal, method, requests, memory=bytes_of(memory), page_size=page_size, stats=stats)
-    with _bar(requests, progress) as bar:
-        outcomes = {outcome.request.index: outcome for outcome in _watched(scheduler, bar)}
-    posteriors = [Posterior.of(outcomes[i], goal, method, stats, seed) for i in range(len(requests))]
+    call = Call.of(
+        target, [prompts] if one else prompts, method=method, max_tokens=max_tokens, stop=stop, seed=seed,  # type: ignore[list-item, arg-type]
+        memory=memory, page_size=page_size,
+    )  # fmt: skip
+    with _bar(call.requests, progress) as bar:
+        outcomes = {outcome.request.index: outcome for outcome in _watched(call.scheduler, bar)}
+    posteriors = [call.posterior(outcomes[i]) for i in range(len(call.requests))]
     return posteriors[0] if one else posteriors
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What was asked, checked and ready to run: nothing has run yet, and what cannot be served was refused."""
+
+    goal: Target
+    method: Method
+    requests: list[Request]
+    scheduler: Scheduler
+    stats: Stats
+    seed: int
+
+    @classmethod
+    def of(
+        cls, target: Algebra, prompts: Sequence[PromptLike], *, method: Method | None, max_tokens: int,
+        stop: str | Sequence[str], seed: int | None, memory: float, page_size: int,
+    ) -> "Call":  # fmt: skip
+        """Check the arguments of :func:`sample`, prompts as a list, and set up their run."""
+        goal = _goal(target)
+        method = _method(method, goal)
+        _check_numbers(max_tokens, page_size, seed)
+        method.check(goal)
+        read = [read_prompt(prompt, goal.model) for prompt in prompts]  # type: ignore[arg-type]
+        smc = method if isinstance(method, SMC) else method.as_smc()
+        for prompt in read:
+            _check_context(prompt, goal, smc, max_tokens)
+        stops = Stops.of(stop, goal.model.vocabulary)
+        seed = secrets.randbits(63) if seed is None else seed
+        keys = seeds(seed, read)
+        requests = [Request(i, p, s, max_tokens, stops) for i, (p, s) in enumerate(zip(read, keys, strict=True))]
+        stats = Stats()
+        scheduler = Scheduler(goal, method, requests, memory=bytes_of(memory), page_size=page_size, stats=stats)
+        return cls(goal, method, requests, scheduler, stats, seed)
+
+    def posterior(self, outcome: Outcome) -> Posterior:
+        """What a request that is done left behind."""
+        return Posterior.of(outcome, self.goal, self.method, self.stats, self.seed)
 
 
 def _bar(requests: Sequence[Request], progress: bool | None) -> "tqdm[Any]":

@@ -102,7 +102,7 @@ def test_a_final_token_ends_the_path():
     log_p, _ = model.rows(drafts)
     laws = RowLaws(log_p, log_p[:, :, :K])  # every draft is accepted
     final, counts = torch.tensor([False, False, True]), torch.tensor([2, 0, 2, 1])
-    path = descend(KSeq(), laws, drafts, counts, _uniforms(generator, 4, K + 1, 2), final)
+    path = descend(KSeq(), laws, drafts, counts, _uniforms(generator, 4, K + 1, 2), lambda rows, x: final[x[:, -1]])
     assert path.accepted.tolist() == [1, 0, 2, 1]
     assert path.length.tolist() == [1, 1, 2, 2]
     assert path.tokens[0].tolist() == [2, -1, -1]

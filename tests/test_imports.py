@@ -16,6 +16,7 @@ ORDER = [
     "smcdecode.engine",
     "smcdecode.report",
     "smcdecode.sample",
+    "smcdecode.stream",
     "smcdecode.exact",
     "smcdecode.integrations",
     "smcdecode.cli",

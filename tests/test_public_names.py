@@ -33,6 +33,7 @@ NAMES = [
     "Reward",
     "SMCDecodeError",
     "Speculative",
+    "Stream",
     "SupportError",
     "Target",
     "UnsupportedGrammar",
@@ -44,6 +45,7 @@ NAMES = [
     "load",
     "potential",
     "sample",
+    "stream",
 ]
 
 

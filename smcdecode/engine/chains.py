@@ -5,6 +5,7 @@ coupling walks down the tree (:mod:`smcdecode.infer.descent`), and every slot be
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -102,12 +103,17 @@ class ChainEngine(ParticleEngine):
         for c, coupling in enumerate(self.couplings):
             mine = (choice == c).nonzero()[:, 0]
             if len(mine):
-                part = descend(coupling, laws.of(mine), drafts[mine], counts[mine], u[mine], self.is_eos)
+                final = functools.partial(self._final, first[mine])
+                part = descend(coupling, laws.of(mine), drafts[mine], counts[mine], u[mine], final)
                 for field in dataclasses.fields(Path):
                     getattr(path, field.name)[mine] = getattr(part, field.name)
         if len(self.couplings) > 1:
             self._learn(lanes, laws)
         return path
+
+    def _final(self, slots: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        """Whether the last of some ``tokens`` (m, depth + 1) ends the text of ``slots[rows]``: (m,) bool."""
+        return self.endings.of(slots[rows], tokens[:, -1], tokens[:, :-1])
 
     def _learn(self, lanes: Tensor, laws: "_Laws") -> None:
         """What each coupling would have accepted at the first position, for the choices to come."""
@@ -159,7 +165,7 @@ class _ChainDrafter(Drafter):
     """Chains that share a prefix are drafted jointly, as their lane's coupling asks; then each goes on alone."""
 
     def __init__(self, plain: Drafter, couplings: tuple[Coupling, ...], choice: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(plain.spec, plain.slots, plain.passes, plain.twist, plain.is_eos, plain.temperature)
+        super().__init__(plain.spec, plain.slots, plain.passes, plain.twist, plain.endings, plain.temperature)
         self.couplings, self.choice = couplings, choice
 
     def _draw(self, law: Tensor, slots: Tensor, k: int) -> tuple[Tensor, Tensor]:

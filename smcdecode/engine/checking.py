@@ -7,6 +7,7 @@ from torch import Tensor
 
 from smcdecode.declare.proposal import Local
 from smcdecode.engine.drafting import Stream
+from smcdecode.engine.endings import Endings
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.twist import Twist
 from smcdecode.infer.awrs import draw_checked
@@ -20,8 +21,8 @@ _HAND = 8  # uniforms made at once: one costs as much as these
 class Checker:
     """Draws tokens by adaptive weighted rejection: a token may stand where no potential gives it ψ = 0."""
 
-    def __init__(self, spec: Local, slots: Slots, twist: Twist, is_eos: Tensor) -> None:
-        self.spec, self.slots, self.twist, self.is_eos = spec, slots, twist, is_eos
+    def __init__(self, spec: Local, slots: Slots, twist: Twist, endings: Endings) -> None:
+        self.spec, self.slots, self.twist, self.endings = spec, slots, twist, endings
 
     def draw(self, slots: Tensor, law: Tensor) -> tuple[Tensor, Tensor, dict[int, str]]:
         """A token of each of some slots (n,), from its row of ``law`` (n, V) log-weights; their states are read up.
@@ -56,7 +57,7 @@ class Checker:
 
     def _refusals(self, slots: Tensor, tokens: Tensor) -> list[str | None]:
         """For a next token of each of some slots, the first potential with ψ = 0 behind it, if any."""
-        ends = self.is_eos[tokens]
-        complete = ends | (self.slots.room(slots) == 1)
-        nexts = [[] if end else [token] for token, end in zip(tokens.tolist(), ends.tolist(), strict=True)]
+        complete = self.endings.of(slots, tokens) | (self.slots.room(slots) == 1)
+        silent = self.endings.is_eos[tokens]
+        nexts = [[] if eos else [token] for token, eos in zip(tokens.tolist(), silent.tolist(), strict=True)]
         return self.twist.refusals(slots.tolist(), nexts, complete.tolist())

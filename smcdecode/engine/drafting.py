@@ -9,6 +9,7 @@ from torch import Tensor
 
 from smcdecode.declare.proposal import Draft
 from smcdecode.engine.draw import check_numbers, proposal_law
+from smcdecode.engine.endings import Endings
 from smcdecode.engine.foresight import Foresight
 from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Slots
@@ -32,7 +33,7 @@ class Block:
     tokens: Tensor  # (n, K) int64
     log_q: Tensor  # (n, K) float64, of the drafted tokens
     count: Tensor  # (n,) int64, tokens drafted
-    ended: Tensor  # (n,) bool, the last drafted token is EOS or fills the cap: no bonus token follows
+    ended: Tensor  # (n,) bool, the last drafted token ends the text or fills the cap: no bonus token follows
     rows: list[Tensor]  # per position: (m,) int64, the rows drafted there
     laws: list[Tensor | None]  # per position: (m, V) float32 normalised log q, where judging needs the whole law
     masks: list[Future[Tensor]]  # per position, bonus included: (n, V) bool; empty if nothing is masked
@@ -51,15 +52,15 @@ class Drafter:
     """Writes blocks with a draft model, under the potentials' masks."""
 
     def __init__(
-        self, spec: Draft | None, slots: Slots, passes: Passes, twist: Twist, is_eos: Tensor,
+        self, spec: Draft | None, slots: Slots, passes: Passes, twist: Twist, endings: Endings,
         temperature: Callable[[Tensor], Tensor | float],
     ) -> None:  # fmt: skip
         self.spec, self.slots, self.passes, self.twist = spec, slots, passes, twist
-        self.is_eos, self.temperature = is_eos, temperature
+        self.endings, self.temperature = endings, temperature
         self.worker = ThreadPoolExecutor(1, "masks") if twist.masked else None
 
     def write(self, slots: Tensor) -> Block:
-        """Draft up to K tokens in each slot (n,); it stops at its first EOS, its cap, and where nothing is allowed."""
+        """Draft up to K tokens in each slot (n,), to the text's end, the cap, or where nothing is allowed."""
         length = self.slots.block[self.slots.lane[slots]]  # (n,) K of each slot's lane
         K = int(length.max())
         block = Block.empty(slots, K)
@@ -109,7 +110,7 @@ class Drafter:
         block.tokens[going, k] = tokens
         block.log_q[going, k] = law[alive, tokens].double() - norm
         block.count[going] = k + 1
-        block.ended[going] = self.is_eos[tokens]
+        block.ended[going] = self.endings.of(block.slots[going], tokens, block.tokens[going, :k])
         block.rows.append(going)
         whole = self.spec.strict or bool(torch.isneginf(logits.amin()))
         block.laws.append(law[alive] - norm[:, None].float() if whole else None)

@@ -14,6 +14,7 @@ from smcdecode.declare.target import Target
 from smcdecode.engine.checking import Checker
 from smcdecode.engine.drafting import Drafter, Stream
 from smcdecode.engine.draw import local_law
+from smcdecode.engine.endings import Endings
 from smcdecode.engine.judging import Judge
 from smcdecode.engine.pages import PagePool
 from smcdecode.engine.passes import Passes
@@ -41,10 +42,9 @@ class ParticleEngine:
         self.tuner = Tuner(spec, target.model, self.slots)
         local = method.proposal if isinstance(method.proposal, Local) else Local(check="mask")
         self.twist = Twist(target.potentials, lanes * method.slots, target.model.vocabulary, local.check)
-        self.is_eos = torch.zeros(target.model.vocabulary.size, dtype=torch.bool)
-        self.is_eos[sorted(target.model.vocabulary.eos)] = True
-        self.drafter = Drafter(spec, self.slots, self.passes, self.twist, self.is_eos, self._temperature)
-        self.checker = Checker(local, self.slots, self.twist, self.is_eos) if self.twist.checked else None
+        self.endings = Endings(target.model.vocabulary, self.slots)
+        self.drafter = Drafter(spec, self.slots, self.passes, self.twist, self.endings, self._temperature)
+        self.checker = Checker(local, self.slots, self.twist, self.endings) if self.twist.checked else None
         self.judge = Judge(target, spec.strict if spec else False, self.slots, self.passes, stats)
         self.bonus_law = torch.empty(0, target.model.vocabulary.size)  # rows that slots.next_row points into
         self.deaths: list[list[Death]] = [[] for _ in range(lanes)]
@@ -60,6 +60,7 @@ class ParticleEngine:
         self.tuner.open(index)
         for lane, request in zip(lanes, requests, strict=True):
             self.deaths[lane] = []
+            self.endings.stops[lane] = request.stops
             self.twist.start(range(lane * self.slots.N, lane * self.slots.N + first), request.prompt)
         batch = self.slots.prompts(index)
         tokens = torch.tensor([t for request in requests for t in request.prompt.tokens])
@@ -130,7 +131,7 @@ class ParticleEngine:
         return law
 
     def _mark_finished(self, slots: Tensor) -> None:
-        self.slots.finished[slots] = self.is_eos[self.slots.last(slots)] | (self.slots.room(slots) == 0)
+        self.slots.finished[slots] = self.endings.last(slots) | (self.slots.room(slots) == 0)
 
     # ---- exponents
 
@@ -190,7 +191,7 @@ class ParticleEngine:
         if not len(moved):
             return
         blocks, fresh = self.slots.unread(moved)
-        ends = self.slots.finished[moved] & self.is_eos[self.slots.last(moved)]
+        ends = self.slots.finished[moved] & self.endings.is_eos[self.slots.last(moved)]
         lists = [b[:n] for b, n in zip(blocks.tolist(), (fresh - ends.long()).tolist(), strict=True)]
         self.twist.advance(moved.tolist(), lists)
         self.slots.seen[moved] = self.slots.length[moved]

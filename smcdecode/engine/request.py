@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from smcdecode.potentials.potential import Prompt
+from smcdecode.potentials.stops import Stops
 
 __all__ = ["Request", "seeds"]
 
@@ -18,6 +19,7 @@ class Request:
     prompt: Prompt
     seed: int  # 64 bits: every draw of this request is a function of it
     max_tokens: int
+    stops: Stops = Stops()  # noqa: RUF009  frozen; what ends a text besides EOS and the cap
 
 
 def seeds(seed: int, prompts: Sequence[Prompt]) -> list[int]:

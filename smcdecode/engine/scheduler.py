@@ -6,7 +6,7 @@ begun can always end, and nothing is ever taken back from it.
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from smcdecode.engine.request import Request
 from smcdecode.engine.stats import Stats
 from smcdecode.engine.twist import Death
 from smcdecode.infer.resampling import SCHEMES
+from smcdecode.infer.settled import settled
 from smcdecode.infer.smc import Step, run
 from smcdecode.infer.variance import rebased
 
@@ -91,7 +92,7 @@ class Scheduler:
         self._reserved = 0
         self._N = N
 
-    def run(self) -> Iterator[list[Outcome]]:
+    def run(self) -> Generator[list[Outcome], None, None]:
         """Cycle by cycle, the outcomes of the requests that finished in it: often none."""
         with self.stats.clock("total"):
             try:
@@ -111,6 +112,13 @@ class Scheduler:
     def latest(self) -> list[Cycle]:
         """The last cycle of every running request."""
         return [cycles[-1] for r, cycles in zip(self._lane, self._cycles, strict=True) if r is not None and cycles]
+
+    def settled(self) -> list[tuple[Request, list[int]]]:
+        """Every running request and its tokens that are final: those that its living particles share."""
+        slots = self.engine.slots
+        tokens, length, dead = (x.view(slots.lanes, self._N, -1) for x in (slots.tokens, slots.length, slots.dead))
+        running = [(lane, request) for lane, request in enumerate(self._lane) if request is not None]
+        return [(r, settled(tokens[g], length[g, :, 0], ~dead[g, :, 0]).tolist()) for g, r in running]
 
     # ---- ParticleSystem
 
@@ -155,6 +163,7 @@ class Scheduler:
 
     def append(self) -> None:
         """See :class:`smcdecode.infer.smc.ParticleSystem`."""
+        self._told = self.engine.slots.length.clone()  # the bonus token is the next cycle's news
         self.engine.append()
 
     # ---- bookkeeping
@@ -184,7 +193,6 @@ class Scheduler:
         )  # fmt: skip
         for lane, *numbers in zip(lanes.tolist(), *(c[lanes].tolist() for c in columns), strict=True):
             self._cycles[lane].append(Cycle(*numbers, *self._news[lane]))
-        self._told = self.engine.slots.length.clone()
 
     def _close(self, lanes: list[int], step: Step) -> list[Outcome]:
         """What came out of lanes that are done."""

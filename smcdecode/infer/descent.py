@@ -8,6 +8,7 @@ together are i.i.d. still; chains drafted distinct survive alone, where every co
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -17,6 +18,8 @@ from smcdecode.infer.coupling.drafting import at_quantiles
 from smcdecode.infer.coupling.protocol import Coupling
 
 __all__ = ["Path", "TreeLaws", "descend"]
+
+Final = Callable[[Tensor, Tensor], Tensor]
 
 
 class TreeLaws(Protocol):
@@ -40,7 +43,7 @@ class Path:
 
 
 def descend(
-    coupling: Coupling, laws: TreeLaws, drafts: Tensor, counts: Tensor, u: Tensor, final: Tensor | None = None
+    coupling: Coupling, laws: TreeLaws, drafts: Tensor, counts: Tensor, u: Tensor, final: Final | None = None
 ) -> Path:
     """Emit one path of each row's chains.
 
@@ -50,7 +53,8 @@ def descend(
         drafts: (B, N, K) int64, chains of drafted tokens.
         counts: (B,) int64 ≤ K, how many tokens the row's chains were meant to have.
         u: (B, K+1, 2) float64 uniforms in (0, 1) that had no part in drafting.
-        final: (V,) bool tokens that end a text; a path ends with one, and what a chain drafted behind it is not read.
+        final: from rows (m,) and the tokens emitted on each so far, (m, depth + 1), to whether the last of them ends
+            the text, (m,) bool; the path ends there, and what a chain drafted behind it is not read.
     """
     state = _State.start(drafts)
     for depth in range(drafts.shape[2] + 1):
@@ -91,7 +95,7 @@ class _State:
             self.running[rows] = False
 
     def advance(
-        self, rows: Tensor, coupling: Coupling, laws: TreeLaws, depth: int, u: Tensor, final: Tensor | None
+        self, rows: Tensor, coupling: Coupling, laws: TreeLaws, depth: int, u: Tensor, final: Final | None
     ) -> None:
         """One token further, chosen among the chains alive."""
         if not len(rows):
@@ -104,7 +108,7 @@ class _State:
         self.alive[rows] = out.survivors
         self.accepted[rows] += goes_on
         self.chain[rows] = torch.where(goes_on, out.branch, self.chain[rows])
-        self.running[rows] = goes_on if final is None else goes_on & ~final[out.token]
+        self.running[rows] = goes_on if final is None else goes_on & ~final(rows, self.tokens[rows, : depth + 1])
 
     def _emit(self, rows: Tensor, token: Tensor) -> None:
         self.tokens[rows, self.length[rows]] = token

@@ -78,6 +78,7 @@ def enumerate_target(
     eos: frozenset[int],
     max_tokens: int,
     alpha: float = 1.0,
+    stopped: Callable[[Tokens], bool] = lambda _: False,
 ) -> Exact:
     """Write out ``γ(x) = p(x)^α Ψ(x)`` (1) over all complete sequences: those ending in an EOS, or of ``max_tokens``.
 
@@ -88,6 +89,7 @@ def enumerate_target(
         eos: token ids that end a sequence.
         max_tokens: length at which a sequence is complete without an EOS.
         alpha: power of p.
+        stopped: whether a sequence is complete for another reason, such as a stop string; asked of every prefix once.
 
     Returns:
         The target, over the sequences of positive p.
@@ -102,7 +104,8 @@ def enumerate_target(
     unfinished: dict[Tokens, float] = {(): 0.0}
     for length in range(1, max_tokens + 1):
         longer = _children(unfinished, log_p_next, vocab_size)
-        unfinished = {x: lp for x, lp in longer.items() if x[-1] not in eos and length < max_tokens}
+        goes_on = {x for x in longer if x[-1] not in eos and length < max_tokens and not stopped(x)}
+        unfinished = {x: lp for x, lp in longer.items() if x in goes_on}
         complete |= {x: lp for x, lp in longer.items() if x not in unfinished}
     log_gamma = [alpha * lp + _checked(log_psi(x), f"log_psi{x}") for x, lp in complete.items()]
     return Exact(list(complete), np.array(log_gamma, dtype=np.float64))

@@ -105,11 +105,11 @@ def run(
             equivalents = _worth(wanted, W) if scheme is multinomial else multinomial_equivalents(W, drawn)
             worth = torch.where(resampled, equivalents, worth)
             system.select(ancestors)
+        system.append()  # (5)
         yield Step(
             state.running, log_w, chi2, ess, state.log_z + log_mean, resampled, ancestors, state.count, state.origin,
             state.resamplings, done,
         )  # fmt: skip
-        system.append()  # (5)
         state = state.after(log_w, log_mean, resampled, ancestors, worth, done)
 
 

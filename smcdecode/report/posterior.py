@@ -27,7 +27,7 @@ class Posterior(Record):
     asked of their texts, or with ``on="tokens"`` of their ids, which models without a tokenizer have only.
 
     Attributes:
-        tokens: N tuples of ids, EOS included where it was drawn.
+        tokens: N tuples of ids as drawn, with the EOS, or the tokens of the stop string, that ended them.
         weights: (N,) float64 normalised; all zero if every particle died.
         log_w, log_p: (N,) log-weights since the last resampling, and log p of each continuation.
         log_z: estimate of the log evidence, −inf if every particle died.
@@ -51,7 +51,7 @@ class Posterior(Record):
 
     @property
     def texts(self) -> list[str]:
-        """The N continuations as texts, without EOS; those of weight zero included.
+        """The N continuations as texts, without the EOS or stop string that ended them; those of weight zero included.
 
         Raises:
             PromptError: the model has no tokenizer.

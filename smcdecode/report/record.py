@@ -20,6 +20,7 @@ from smcdecode.engine.twist import Death
 from smcdecode.errors import InvalidOption, PotentialError
 from smcdecode.infer.weights import normalise
 from smcdecode.potentials.potential import Prompt
+from smcdecode.potentials.stops import Stops
 from smcdecode.potentials.text import shorten
 from smcdecode.potentials.vocabulary import Vocabulary
 from smcdecode.report import plain
@@ -48,6 +49,7 @@ class Asked:
     max_tokens: int
     seed: int  # of the call
     request_seed: int  # of this prompt: a function of the call's seed and the prompt
+    stop: tuple[str, ...] = ()  # stop strings
 
     @classmethod
     def of(cls, outcome: Outcome, target: Target, method: Method, seed: int) -> "Asked":
@@ -59,6 +61,7 @@ class Asked:
             describe(method), getattr(proposal, "block", 0), strictness if strictness == "auto" else float(strictness),
             float(getattr(method, "threshold", 0.0)), _prompt_text(request.prompt, target.model.vocabulary),
             request.prompt.tokens, request.max_tokens, seed, request.seed,
+            tuple(s.decode() for s in request.stops.strings),
         )  # fmt: skip
 
 
@@ -92,8 +95,8 @@ class Record:
     """Weighted particles and how they came about. N particles; weights in natural logs, float64."""
 
     asked: Asked
-    tokens: tuple[tuple[int, ...], ...]  # N continuations, EOS included where it was drawn
-    decoded: tuple[str, ...] | None  # their texts; None for a model without a tokenizer
+    tokens: tuple[tuple[int, ...], ...]  # N continuations as drawn: with the EOS or the stop string that ended them
+    decoded: tuple[str, ...] | None  # their texts, without either; None for a model without a tokenizer
     log_w: tuple[float, ...]  # (N,) since the last resampling
     log_p: tuple[float, ...]  # (N,) log p of each continuation
     log_z: float  # estimate of the log evidence; -inf if all particles died
@@ -108,7 +111,7 @@ class Record:
     def of(cls, outcome: Outcome, target: Target, method: Method, stats: Stats, seed: int) -> Self:
         """Everything worth keeping of a request that is done."""
         vocabulary = target.model.vocabulary
-        texts = [_text(row, vocabulary) for row in outcome.tokens]
+        texts = [_text(row, vocabulary, outcome.request.stops) for row in outcome.tokens]
         return cls(
             Asked.of(outcome, target, method, seed),
             tuple(map(tuple, outcome.tokens)),
@@ -215,9 +218,11 @@ def _spelling(cycles: Sequence[Cycle], vocabulary: Vocabulary) -> dict[int, byte
     return {i: b"" if i in vocabulary.eos else vocabulary.shown[i] for i in written}
 
 
-def _text(ids: Sequence[int], vocabulary: Vocabulary) -> str | None:
-    """The text of a continuation, without its EOS."""
-    return None if vocabulary.tokens is None else vocabulary.text([i for i in ids if i not in vocabulary.eos])
+def _text(ids: Sequence[int], vocabulary: Vocabulary, stops: Stops = Stops()) -> str | None:  # noqa: B008  frozen
+    """The text of a continuation, without the EOS or the stop string that ended it."""
+    if vocabulary.tokens is None:
+        return None
+    return stops.cut(vocabulary.bytes_of(i for i in ids if i not in vocabulary.eos)).decode("utf-8", "replace")
 
 
 def _prompt_text(prompt: Prompt, vocabulary: Vocabulary) -> str | None:

@@ -1,0 +1,60 @@
+"""Which token completes a text: an EOS, or one that completes a stop string. Knows what slots hold; no weights.
+
+Both are absorbing and cut a drafted block alike. A length cap completes a text too; that is counted in slots.
+"""
+
+import torch
+from torch import Tensor
+
+from smcdecode.engine.slots import Slots
+from smcdecode.potentials.stops import Stops
+from smcdecode.potentials.vocabulary import Vocabulary
+
+__all__ = ["Endings"]
+
+
+class Endings:
+    """Says of next tokens whether they end the text of their slot, by the request its lane runs."""
+
+    def __init__(self, vocabulary: Vocabulary, slots: Slots) -> None:
+        self.vocabulary, self.slots = vocabulary, slots
+        self.is_eos = torch.zeros(vocabulary.size, dtype=torch.bool)
+        self.is_eos[sorted(vocabulary.eos)] = True
+        self.stops = [Stops()] * slots.lanes
+
+    def of(self, slots: Tensor, tokens: Tensor, drafted: Tensor | None = None) -> Tensor:
+        """Whether a token completes the text of each of some slots: (n,) bool.
+
+        Args:
+            slots: (n,) int64.
+            tokens: (n,) int64, behind the slot's own tokens and what is drafted. No earlier token completed the text.
+            drafted: (n, k) int64, drafted tokens between; none by default.
+        """
+        return self.is_eos[tokens] | self._stopped(slots, tokens, self.slots.length[slots], drafted)
+
+    def last(self, slots: Tensor) -> Tensor:
+        """Whether the last own token of each of some slots (n,) completed its text: (n,) bool."""
+        tokens = self.slots.last(slots)
+        return self.is_eos[tokens] | self._stopped(slots, tokens, self.slots.length[slots] - 1, None)
+
+    def _stopped(self, slots: Tensor, tokens: Tensor, length: Tensor, drafted: Tensor | None) -> Tensor:
+        """Whether a token completes a stop string behind the first ``length`` own tokens and what is drafted."""
+        found = torch.zeros(len(slots), dtype=torch.bool)
+        if not any(self.stops):
+            return found
+        for i, (slot, token, n) in enumerate(zip(slots.tolist(), tokens.tolist(), length.tolist(), strict=True)):
+            stops, spelt = self.stops[slot // self.slots.N], self.vocabulary.shown[token]
+            if stops and spelt:
+                row = self.slots.tokens[slot, :n]
+                tail = self._tail(row if drafted is None else torch.cat([row, drafted[i]]), stops.reach)
+                found[i] = stops.completes(tail, spelt)
+        return found
+
+    def _tail(self, row: Tensor, reach: int) -> bytes:
+        """At least the last ``reach`` bytes that some tokens spell, or all."""
+        width = max(reach, 1)
+        while True:
+            tail = self.vocabulary.bytes_of(row[-width:].tolist())
+            if len(tail) >= reach or width >= len(row):
+                return tail
+            width *= 2
