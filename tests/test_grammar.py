@@ -22,7 +22,7 @@ from smcdecode.potentials import schema as schema_module
 from smcdecode.potentials.contract import check_potential
 from smcdecode.potentials.grammar import Grammar
 from smcdecode.potentials.lexicon import lexicon_of
-from smcdecode.potentials.potential import Prompt, evaluate, potential
+from smcdecode.potentials.potential import Prompt, allowed, evaluate, potential
 from smcdecode.potentials.predicate import Predicate
 from smcdecode.potentials.regex import Regex
 from smcdecode.potentials.regions import After, Between
@@ -49,19 +49,19 @@ def accepts(psi, text):
     """Whether Ψ > 0, and the masks let the text through."""
     state = psi.start(BYTES, PROMPT)
     for token in ids(text) if isinstance(text, str) else text:
-        if not psi.mask([state])[0, token]:
+        if not allowed(psi, [state], BYTES.size)[0, token]:
             assert psi.log_psi([psi.advance(state, [token])], [False]) == [-math.inf]
             return False
         state = psi.advance(state, [token])
     value = psi.log_psi([state], [True])[0]
     assert value in (0.0, -math.inf)
-    assert psi.mask([state])[0, END] or value == -math.inf
+    assert allowed(psi, [state], BYTES.size)[0, END] or value == -math.inf
     return value == 0.0
 
 
 def following(psi, text):
     """The single bytes that may follow, and "." in front where the text may end."""
-    row = psi.mask([read(psi, text)])[0]
+    row = allowed(psi, [read(psi, text)], BYTES.size)[0]
     assert row[END] == row[STOP]
     return ("." if row[END] else "") + bytes(row[:128].nonzero()[:, 0].tolist()).decode()
 
@@ -71,7 +71,8 @@ def following(psi, text):
 
 def test_nothing_is_forced():
     assert following(Grammar('start: "true"'), "") == "t"
-    row = Grammar('start: "true"').mask([read(Grammar('start: "true"'), "")])[0]
+    psi = Grammar('start: "true"')
+    row = allowed(psi, [read(psi, "")], BYTES.size)[0]
     assert row[TOKENS.index(b"true")] and row[ord("t")]
 
 
@@ -137,7 +138,7 @@ def test_dead_end_dies_at_the_cap_and_not_before():
 
 def test_special_tokens_are_no_text():
     psi = Regex('"[^"]*"')
-    row = psi.mask([read(psi, '"')])[0]
+    row = allowed(psi, [read(psi, '"')], BYTES.size)[0]
     assert (
         not row[PAD] and not row[END] and not row[TOKENS.index(b"")] and row[ord("<")] and row[TOKENS.index(b'"<')] == 0
     )
@@ -147,7 +148,7 @@ def test_special_tokens_are_no_text():
 def test_every_id_of_the_same_bytes_is_allowed():
     first, second = (i for i, token in enumerate(TOKENS) if token == b"ab")
     psi = Regex("abab")
-    row = psi.mask([read(psi, "ab")])[0]
+    row = allowed(psi, [read(psi, "ab")], BYTES.size)[0]
     assert row[first] and row[second]
     assert accepts(psi, [first, second])
 
@@ -157,7 +158,8 @@ def test_vocabularies_cut_by_the_logits(size):
     """A tokenizer larger than the logits: ids beyond them do not exist. Masks have the logits' width."""
     tokens = (*TOKENS[:256], b"<end>", *(b"x%d" % i for i in range(64)))[:size]
     vocabulary = Vocabulary(len(tokens), frozenset({256}), tokens, frozenset({256}), "cut")
-    mask = Regex("x?1+").mask([read(Regex("x?1+"), "x1", vocabulary)])
+    psi = Regex("x?1+")
+    mask = allowed(psi, [read(psi, "x1", vocabulary)], vocabulary.size)
     assert mask.shape == (1, len(tokens))
     assert mask[0].nonzero()[:, 0].tolist() == [ord("1"), 256]
 
@@ -166,7 +168,7 @@ def test_a_vocabulary_without_an_end_and_one_without_bytes():
     endless = Vocabulary(256, frozenset(), TOKENS[:256], frozenset(), "endless")
     psi = Regex("ab")
     state = read(psi, "ab", endless)
-    assert psi.log_psi([state], [True]) == [0.0] and not psi.mask([state]).any()
+    assert psi.log_psi([state], [True]) == [0.0] and not allowed(psi, [state], 256).any()
     with pytest.raises(PotentialError, match="no tokenizer"):
         psi.start(Vocabulary(9, frozenset({0}), None, frozenset(), "ids"), PROMPT)
 
@@ -176,7 +178,7 @@ def test_long_texts():
     text = '"' + "xyzé" * 2500 + '"'
     assert psi.log_psi([read(psi, text)], [True]) == [0.0]
     state = read(psi, text[:-1])
-    assert psi.mask([state])[0, ord('"')]
+    assert allowed(psi, [state], BYTES.size)[0, ord('"')]
 
 
 def test_what_llguidance_gives_up_on_is_reported():
@@ -207,7 +209,7 @@ def test_states_are_shared_copied_on_divergence_and_rolled_back():
     texts = [()]
     for _ in range(300):
         i = rng.randrange(len(states))
-        row = psi.mask([states[i]])[0] if rng.random() < 0.5 else torch.ones(256)
+        row = allowed(psi, [states[i]], BYTES.size)[0] if rng.random() < 0.5 else torch.ones(256)
         token = rng.choice([t for t in (ids("a+->() b") + [ord("z")]) if row[t]] or [ord("!")])
         states.append(psi.advance(psi.fork(states[i]), [token]))
         texts.append((*texts[i], token))
@@ -230,7 +232,8 @@ def test_one_mask_for_each_distinct_text(monkeypatch):
     monkeypatch.setattr(lexicon, "fill", lambda matchers: counted.append(len(matchers)) or fill(matchers))
     mask = psi.mask(states)
     psi.mask(states)
-    assert counted == [2] and mask.shape == (5, BYTES.size) and torch.equal(mask[0], mask[3])
+    assert counted == [2] and torch.equal(mask[0], mask[3])
+    assert mask.shape == (5, -(-BYTES.size // 32)) and mask.dtype == torch.int32
 
 
 def test_grammars_are_compiled_once_a_vocabulary():

@@ -29,6 +29,7 @@ from smcdecode.potentials.potential import (
     Product,
     Prompt,
     allowed,
+    allowed_words,
     evaluate,
     potential,
 )
@@ -348,6 +349,19 @@ def test_products_add_and_masks_intersect():
     assert mask.tolist() == [[True, False, True, False, True, False, False, False, False]] * 2
 
 
+class Words(Even):
+    """The same mask, packed."""
+
+    def mask(self, states):
+        return torch.tensor([[0b101010101]], dtype=torch.int32).expand(len(states), 1)
+
+
+def test_packed_masks_mix_with_others():
+    psi = Plain() * Words() * Even()
+    assert allowed_words(psi, read(psi, (2,), (4,)), 9).tolist() == [[0b10101]] * 2
+    assert torch.equal(allowed(Words(), read(Words(), (2,)), 9), allowed(Even(), read(Even(), (2,)), 9))
+
+
 def test_products_are_flat_whatever_the_order():
     a, b, c, d = potential(count), Even(), Plain(), potential(len)
     assert ((a * b) * (c * d)).factors == (a * (b * (c * d))).factors == (a, b, c, d)
@@ -387,7 +401,10 @@ def test_forks_of_a_product_are_independent():
     assert evaluate(psi, [state], [False]).tolist() == [-1.0]
 
 
-@pytest.mark.parametrize("mask", [torch.ones(1, 9), torch.ones(2, 9, dtype=torch.bool), [[True] * 9]])
+@pytest.mark.parametrize(
+    "mask",
+    [torch.ones(1, 9), torch.ones(2, 9, dtype=torch.bool), torch.ones(1, 9, dtype=torch.int32), [[True] * 9]],
+)
 def test_masks_are_checked(mask):
     class Odd(Even):
         def mask(self, states):

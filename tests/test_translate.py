@@ -15,7 +15,7 @@ from lark import Lark
 from lark.exceptions import UnexpectedInput
 
 from smcdecode.potentials.grammar import Grammar
-from smcdecode.potentials.potential import Prompt
+from smcdecode.potentials.potential import Prompt, allowed
 from smcdecode.potentials.regexes import parse
 from smcdecode.potentials.vocabulary import Vocabulary
 
@@ -250,10 +250,10 @@ def let_through(psi: Grammar, ids: list[int]) -> bool:
     """Whether the masks allow every token and the end."""
     state = psi.start(VOCABULARY, PROMPT)
     for token in ids:
-        if not psi.mask([state])[0, token]:
+        if not allowed(psi, [state], VOCABULARY.size)[0, token]:
             return False
         state = psi.advance(state, (token,))
-    return bool(psi.mask([state])[0, EOS])
+    return bool(allowed(psi, [state], VOCABULARY.size)[0, EOS])
 
 
 def written(name: str, rng: random.Random) -> str:
@@ -321,14 +321,14 @@ def walk(psi: Grammar, rng: random.Random, steps: int) -> str | None:
     """What a random walk through the masks writes, if it comes to an end."""
     state, out = psi.start(VOCABULARY, PROMPT), b""
     for _ in range(steps):
-        row = psi.mask([state])[0]
+        row = allowed(psi, [state], VOCABULARY.size)[0]
         if row[EOS] and rng.random() < 0.3:
             return out.decode()
-        allowed = row[:EOS].nonzero()[:, 0].tolist()
-        if not allowed:
+        fits = row[:EOS].nonzero()[:, 0].tolist()
+        if not fits:
             return out.decode() if row[EOS] else None
-        likely = [i for i in allowed if TOKENS[i].isascii() and TOKENS[i] not in b"([{"]
-        token = rng.choice(likely if likely and rng.random() < 0.7 else allowed)
+        likely = [i for i in fits if TOKENS[i].isascii() and TOKENS[i] not in b"([{"]
+        token = rng.choice(likely if likely and rng.random() < 0.7 else fits)
         state, out = psi.advance(state, (token,)), out + TOKENS[token]
     return None
 

@@ -53,6 +53,8 @@ def test_bits_are_tokens(V):
     packed = words.to(torch.int32)  # wraps bit 31 into the sign
     assert reference.apply_bitmask(logits, packed) is logits
     assert torch.equal(logits, expected)
+    assert torch.equal(reference.unpack_bits(packed, V), mask)
+    assert torch.equal(reference.pack_bits(mask), packed[:, :-1])
 
 
 @pytest.mark.parametrize("words", [torch.zeros(2, 1, dtype=torch.int32), torch.zeros(2, 2), torch.zeros(1, 2).int()])

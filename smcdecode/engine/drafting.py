@@ -36,7 +36,7 @@ class Block:
     ended: Tensor  # (n,) bool, the last drafted token ends the text or fills the cap: no bonus token follows
     rows: list[Tensor]  # per position: (m,) int64, the rows drafted there
     laws: list[Tensor | None]  # per position: (m, V) float32 normalised log q, where judging needs the whole law
-    masks: list[Future[Tensor]]  # per position, bonus included: (n, V) bool; empty if nothing is masked
+    masks: list[Future[Tensor]]  # per position, bonus included: packed (n, ⌈V/32⌉) int32; empty if nothing is masked
 
     @classmethod
     def empty(cls, slots: Tensor, K: int) -> "Block":

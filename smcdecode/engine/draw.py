@@ -24,7 +24,7 @@ def local_law(logits: Tensor, target: Target, alpha: Tensor | None, mask: Tensor
         logits: (n, V) float32 of the target model.
         target: gives temperature and truncation, which define p.
         alpha: (n,) float64 exponents; None for α = 1 at every row.
-        mask: (n, V) bool tokens allowed by the potentials, or None.
+        mask: (n, ⌈V/32⌉) int32 tokens allowed by the potentials, packed; or None.
 
     Returns:
         log (p^α m), (n, V) float32, not normalised, and log Z (n,) float64; exactly 0 where α = 1 and there is no mask.
@@ -36,7 +36,7 @@ def local_law(logits: Tensor, target: Target, alpha: Tensor | None, mask: Tensor
     if alpha is not None:
         log_p = log_p * alpha[:, None].float()
     if mask is not None:
-        log_p = log_p.masked_fill_(~mask, -torch.inf)
+        log_p = reference.apply_bitmask(log_p, mask)
     return log_p, reference.log_norm(log_p)
 
 
@@ -47,7 +47,7 @@ def proposal_law(logits: Tensor, draft: Draft, temperature: Tensor | float, mask
         logits: (n, V) float32 of the draft model.
         draft: gives the truncation.
         temperature: one for all rows, or (n,) float64; 0 is greedy.
-        mask: (n, V) bool tokens allowed by the potentials, or None.
+        mask: (n, ⌈V/32⌉) int32 tokens allowed by the potentials, packed; or None.
 
     Returns:
         (n, V) float32 log-weights; draw() normalises them.
@@ -59,4 +59,4 @@ def proposal_law(logits: Tensor, draft: Draft, temperature: Tensor | float, mask
         law = reference.log_law(logits, temperature, draft.top_k, draft.top_p)
     else:
         law = logits if temperature == 1 else logits / temperature
-    return law if mask is None else law.masked_fill(~mask, -torch.inf)
+    return law if mask is None else reference.apply_bitmask(law.clone() if law is logits else law, mask)

@@ -30,11 +30,11 @@ class Foresight:
         self.texts: list[Hashable] = list(all_slots.texts(slots))
 
     def look(self) -> Future[Tensor]:
-        """Masks where the states stand, (n, V) bool."""
+        """Masks where the states stand, packed (n, ⌈V/32⌉) int32."""
         return self.worker.submit(self.twist.masks, self.states, self.texts)
 
     def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Future[Tensor]:
-        """Masks after a token more in some rows, (n, V) bool; the other rows' masks stay."""
+        """Masks after a token more in some rows, packed (n, ⌈V/32⌉) int32; the other rows' masks stay."""
         return self.worker.submit(self._step, rows, tokens)
 
     def _step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:

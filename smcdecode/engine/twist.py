@@ -9,7 +9,7 @@ from torch import Tensor
 
 from smcdecode.declare.proposal import LookAhead
 from smcdecode.errors import PotentialError, SMCDecodeError
-from smcdecode.potentials.potential import BasePotential, Potential, Prompt, allowed, evaluate
+from smcdecode.potentials.potential import BasePotential, Potential, Prompt, allowed_words, evaluate
 from smcdecode.potentials.vocabulary import Vocabulary
 
 __all__ = ["Death", "Twist"]
@@ -101,7 +101,7 @@ class Twist:
         return None if ask is None else ask(self.states[slot][f], complete)
 
     def masks(self, states: Sequence[States], texts: Sequence[Hashable]) -> Tensor:
-        """(n, V) bool tokens that every factor allows next; states with equal ``texts`` are asked about once."""
+        """Tokens that every factor allows next, packed (n, ⌈V/32⌉) int32; states of equal ``texts`` are asked once."""
         first: dict[Hashable, int] = {}
         for i, text in enumerate(texts):
             first.setdefault(text, i)
@@ -114,10 +114,12 @@ class Twist:
     def _masks(self, states: Sequence[States]) -> Tensor:
         every: Tensor | None = None
         for f in self.masked:
-            mask = allowed(self.potentials[f], [s[f] for s in states], self.vocabulary.size)
+            mask = allowed_words(self.potentials[f], [s[f] for s in states], self.vocabulary.size)
             if mask is not None:
                 every = mask if every is None else every & mask
-        return torch.ones(len(states), self.vocabulary.size, dtype=torch.bool) if every is None else every
+        if every is None:
+            every = torch.full((len(states), -(-self.vocabulary.size // 32)), -1, dtype=torch.int32)
+        return every
 
     def refusals(
         self, slots: Sequence[int], nexts: Sequence[Sequence[int]], complete: Sequence[bool]

@@ -5,6 +5,7 @@ Packed masks are rows of int32 words, bit ``i mod 32`` of word ``i div 32`` for 
 
 import functools
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ __all__ = ["BYTES", "Lexicon", "Packed", "lexicon_of", "per_vocabulary", "why", 
 
 Packed = NDArray[np.int32]
 
+_PATIENCE = 2e-3  # seconds after which the rows that are left are shared among threads
 _MOST_GRAMMARS = 64  # compiled grammars kept a vocabulary, the least recently used one goes first
 BYTES = Vocabulary(257, frozenset({256}), (*(bytes([b]) for b in range(256)), b""), frozenset({256}), "bytes")
 
@@ -62,10 +64,10 @@ class Lexicon:
         tokens = (*vocabulary.tokens, *([b"<end>"] if end == vocabulary.size else []))
         wrapper = TokenizerWrapper(Greedy(tokens, sorted({*hidden, end}), end))
         self.tokenizer = LLTokenizer(wrapper, eos_token=sorted(vocabulary.eos) or [end])
-        self.tokens, self.size, self.words = vocabulary.tokens, vocabulary.size, -(-len(tokens) // 32)
+        self.tokens, self.words = vocabulary.tokens, -(-vocabulary.size // 32)
+        self._stride = 4 * -(-len(tokens) // 32)  # bytes a row that llguidance writes
         silent = {i for i, token in enumerate(tokens) if not token}
-        self.readable = self._bits(set(range(vocabulary.size)) - set(hidden) - silent)
-        self.ends = self._bits(set(vocabulary.eos))
+        self.ends, self.nothing = self._bits(set(vocabulary.eos)), self._bits(set())
         self.unreadable = frozenset(hidden) | silent
         self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
@@ -96,18 +98,19 @@ class Lexicon:
         return matcher
 
     def fill(self, matchers: Sequence[LLMatcher]) -> Packed:
-        """Tokens that may follow, (m, words) int32, one row a matcher; computed in parallel. EOS is not among them."""
-        packed = np.zeros((len(matchers), self.words), dtype=np.int32)
-        if len(matchers) == 1:
-            matchers[0].unsafe_compute_mask_ptr(packed.ctypes.data, packed.nbytes)
-        elif matchers:
-            work = [(matcher, i) for i, matcher in enumerate(matchers)]
-            _executor().unsafe_compute_mask_ptr(work, packed.ctypes.data, self.words * 4, len(matchers))
-        return packed & self.readable
+        """Tokens that may follow, (m, words) int32, one row a matcher. EOS is not among them.
 
-    def unpack(self, packed: Packed) -> NDArray[np.bool_]:
-        """Packed rows (n, words) as (n, V) bool."""
-        return np.unpackbits(packed.view(np.uint8), axis=1, count=self.size, bitorder="little").view(np.bool_)
+        One after the other while that is quick, then in parallel: to hand a row to a thread costs more than most rows.
+        """
+        packed = np.zeros((len(matchers), self._stride // 4), dtype=np.int32)
+        address, start = packed.ctypes.data, time.perf_counter()
+        for i, matcher in enumerate(matchers):
+            if i % 4 == 3 and time.perf_counter() - start > _PATIENCE:
+                work = [(other, j) for j, other in enumerate(matchers[i:], i)]
+                _executor().unsafe_compute_mask_ptr(work, address, self._stride, len(matchers))
+                break
+            matcher.unsafe_compute_mask_ptr(address + i * self._stride, self._stride)
+        return packed[:, : self.words]
 
 
 def why(matcher: LLMatcher) -> str:

@@ -150,33 +150,32 @@ class Constraint(BasePotential):
         return [0.0 if reason is None else -math.inf for reason in whys]
 
     def mask(self, states: Sequence[Node]) -> torch.Tensor:
-        """The tokens that may follow, (n, V) bool, and EOS where a text may end; one mask for each distinct text."""
-        self._look([node for node in dict.fromkeys(states) if node.row is None])
-        packed = np.stack([self._row(node) for node in states])  # (n, words) int32
-        return torch.from_numpy(states[0].lexicon.unpack(packed))
+        """The tokens that may follow, and EOS where a text may end: packed (n, ⌈V/32⌉) int32; not to be written to."""
+        rows = self._look([node for node in dict.fromkeys(states) if node.row is None])
+        return torch.from_numpy(rows if len(rows) == len(states) else np.stack([node.row for node in states]))  # type: ignore[misc]
 
     def why(self, state: Node, complete: bool) -> str | None:
         """Why ψ is zero there, for reports; None where it is not."""
         return self._final(state) if complete else state.reason
 
-    def _row(self, node: Node) -> Packed:
-        if node.row is None:
-            node.row = np.zeros(node.lexicon.words, dtype=np.int32)
-        return node.row
-
-    def _look(self, nodes: Sequence[Node]) -> None:
-        """Compute the rows of some distinct nodes."""
+    def _look(self, nodes: Sequence[Node]) -> Packed:
+        """Compute the rows of some distinct nodes: (m, words) int32, of the m whose texts are possible."""
         alive = [node for node in nodes if node.reason is None]
+        for node in nodes if len(alive) < len(nodes) else ():
+            node.row = node.lexicon.nothing
         if not alive:
-            return
+            return np.zeros((0, 0), dtype=np.int32)
         lexicon = alive[0].lexicon
         matchers = [node.at(self.grammar) for node in alive]
-        packed = lexicon.fill(matchers)
-        for node, matcher, row in zip(alive, matchers, packed, strict=True):
+        rows = lexicon.fill(matchers)
+        for node, matcher, row in zip(alive, matchers, rows, strict=True):
+            node.row = row
             if matcher.is_error():
                 node.reason, node.matcher = report(matcher), None
-            else:
-                node.row = row | lexicon.ends if matcher.is_accepting() else row
+                row[:] = 0
+            elif matcher.is_accepting():
+                row |= lexicon.ends
+        return rows
 
     def _final(self, node: Node) -> str | None:
         """Why the text of a node is not in the language; None where it is."""

@@ -19,6 +19,7 @@ from smcdecode.errors import InvalidOption, InvalidWeight, PotentialError, SMCDe
 from smcdecode.potentials.function import Judge, UserFunction
 from smcdecode.potentials.text import Ids, IdsRead, Prompt, TextRead, shorten
 from smcdecode.potentials.vocabulary import Vocabulary
+from smcdecode_kernels.reference import pack_bits, unpack_bits
 
 __all__ = [
     "BasePotential",
@@ -28,6 +29,7 @@ __all__ = [
     "Prompt",
     "Reading",
     "allowed",
+    "allowed_words",
     "evaluate",
     "potential",
 ]
@@ -65,9 +67,10 @@ class Potential(Protocol):
         ...
 
     def mask(self, states: Sequence[State]) -> torch.Tensor | None:
-        """The tokens that may follow each state, ``(n, V)`` bool, EOS ids where it may end; None: all of them.
+        """The tokens that may follow each state, EOS ids where it may end; None: all of them.
 
-        A token that is not allowed has ``ψ = 0`` after it.
+        Either ``(n, V)`` bool, or the same packed: ``(n, ⌈V/32⌉)`` int32, token i at bit ``i mod 32`` of word
+        ``i div 32``. A token that is not allowed has ``ψ = 0`` after it.
         """
         ...
 
@@ -172,11 +175,11 @@ class Product(BasePotential):
         return total.tolist()
 
     def mask(self, states: Sequence[ProductState]) -> torch.Tensor | None:
-        """The tokens that every factor allows, (n, V) bool."""
+        """The tokens that every factor allows, packed: (n, ⌈V/32⌉) int32."""
         size = states[0].size if states else 0
-        masks = [allowed(f, [s.states[k] for s in states], size) for k, f in enumerate(self.factors)]
+        masks = [allowed_words(f, [s.states[k] for s in states], size) for k, f in enumerate(self.factors)]
         given = [mask for mask in masks if mask is not None]
-        return functools.reduce(torch.logical_and, given) if given else None
+        return functools.reduce(torch.bitwise_and, given) if given else None
 
 
 class Reading(BasePotential):
@@ -322,19 +325,30 @@ def allowed(potential: Potential, states: Sequence[State], vocab_size: int) -> t
     """The mask of the states, checked: (n, V) bool, or None where the potential has none.
 
     Raises:
-        PotentialError: the potential raised, or the mask is not bool of shape (n, vocab_size).
+        PotentialError: the potential raised, or the mask is neither bool (n, V) nor int32 (n, ⌈V/32⌉).
     """
+    mask = _checked_mask(potential, states, vocab_size)
+    return mask if mask is None or mask.dtype == torch.bool else unpack_bits(mask, vocab_size)
+
+
+def allowed_words(potential: Potential, states: Sequence[State], vocab_size: int) -> torch.Tensor | None:
+    """As ``allowed``, packed: (n, ⌈V/32⌉) int32, token i at bit ``i mod 32`` of word ``i div 32``."""
+    mask = _checked_mask(potential, states, vocab_size)
+    return mask if mask is None or mask.dtype == torch.int32 else pack_bits(mask)
+
+
+def _checked_mask(potential: Potential, states: Sequence[State], vocab_size: int) -> torch.Tensor | None:
     mask = _guarded(potential, "mask", potential.mask, states) if states else None
     if mask is None:
         return None
-    shape = (len(states), vocab_size)
-    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape != shape:
-        found = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
-        raise PotentialError(
-            f"the mask of potential {potential.name!r} must be a bool tensor of shape {shape}: a row for each state "
-            f"and a column for each token id; it is {found}"
-        )
-    return mask
+    dense, packed = (len(states), vocab_size), (len(states), -(-vocab_size // 32))
+    if isinstance(mask, torch.Tensor) and {torch.bool: dense, torch.int32: packed}.get(mask.dtype) == mask.shape:
+        return mask
+    found = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
+    raise PotentialError(
+        f"the mask of potential {potential.name!r} must be a bool tensor of shape {dense}: a row for each state "
+        f"and a column for each token id, or the same packed into int32 words, {packed}; it is {found}"
+    )
 
 
 def _guarded(potential: Potential, verb: str, method: Callable[..., Any], *args: Any) -> Any:
