@@ -97,6 +97,7 @@ TARGETS = {
 }
 PROPOSALS = {
     "local": lambda: smc.Local(),
+    "local, ahead": lambda: smc.Local(ahead=3),
     **{
         f"draft, block {k}, strictness {s}": lambda k=k, s=s: smc.Draft(q, block=k, strictness=s)
         for k in (1, 3)
@@ -124,7 +125,7 @@ def cases():
     schemes = itertools.cycle(itertools.product(SCHEMES, (0.5, 1.0)))
     for target, proposal, masked in itertools.product(TARGETS, PROPOSALS, (True, False)):
         unmaskable = all(isinstance(psi, Predicate | Reward) for psi in TARGETS[target][0])
-        if masked or not (unmaskable or proposal.startswith("draft, block 3, strictness 0.3")):
+        if masked or not (unmaskable or proposal in ("local, ahead", "draft, block 3, strictness 0.3")):
             yield target, proposal, masked, *next(schemes)
 
 

@@ -61,8 +61,8 @@ def omit_refused_weight(monkeypatch):
     """A redrawn token carries no weight."""
     strict = Judge._strict
 
-    def omitting(self, block, verdict, k, rows, log_q, log_r):
-        ratio = strict(self, block, verdict, k, rows, log_q, log_r)
+    def omitting(self, block, verdict, k, rows, *rest):
+        ratio = strict(self, block, verdict, k, rows, *rest)
         return ratio.masked_fill(verdict.refused[rows], 0.0)
 
     monkeypatch.setattr(Judge, "_strict", omitting)

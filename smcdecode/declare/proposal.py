@@ -31,6 +31,9 @@ class Local:
             number.
         acceptances: accepted draws that a weight is estimated from. 1 takes the fewest checks; more make the weights
             calmer.
+        ahead: most tokens that are guessed before each pass where the masks leave few to choose from, and judged by it
+            as a draft's are at strictness 1: several tokens a pass under a tight constraint, and the law of each is the
+            same. They are written before particles are resampled. Where a potential has no mask nothing is guessed.
 
     Raises:
         InvalidOption: for values that mean nothing.
@@ -40,6 +43,7 @@ class Local:
     check: LookAhead = "auto"
     rejections: int = 1024
     acceptances: int = 1
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         if self.check not in get_args(LookAhead):
@@ -47,6 +51,8 @@ class Local:
         for name, value in (("rejections", self.rejections), ("acceptances", self.acceptances)):
             if not isinstance(value, int) or value < 1:
                 raise InvalidOption(f"{name} must be an integer ≥ 1; got {value!r}")
+        if not isinstance(self.ahead, int) or self.ahead < 0:
+            raise InvalidOption(f"ahead must be a number of tokens ≥ 0; got {self.ahead!r}")
 
 
 @dataclasses.dataclass(frozen=True)

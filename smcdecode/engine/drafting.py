@@ -1,7 +1,7 @@
 """The draft writes a block: K passes, one token a slot a pass, (2). Knows the proposal's law; not the target's."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -36,6 +36,7 @@ class Block:
     ended: Tensor  # (n,) bool, the last drafted token ends the text or fills the cap: no bonus token follows
     rows: list[Tensor]  # per position: (m,) int64, the rows drafted there
     laws: list[Tensor | None]  # per position: (m, V) float32 normalised log q, where judging needs the whole law
+    columns: list[Tensor | None]  # per position: (m, C) int64, what token each column of its law is, −1 none; None: all
     masks: list[Future[Tensor]]  # per position, bonus included: packed (n, ⌈V/32⌉) int32; empty if nothing is masked
 
     @classmethod
@@ -44,7 +45,7 @@ class Block:
         n = len(slots)
         return cls(
             slots, torch.zeros(n, K, dtype=torch.int64), torch.zeros(n, K, dtype=torch.float64),
-            torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.bool), [], [], [],
+            torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.bool), [], [], [], [],
         )  # fmt: skip
 
 
@@ -72,8 +73,9 @@ class Drafter:
             going = going[(room[going] > k) & ~block.ended[going] & (block.count[going] == k)]
             if not len(going):
                 break
-            logits = self._logits(slots[going], block.tokens[going], k)
-            self._token(block, going, k, logits)
+            self._place(block, going, k)
+            if not bool((block.count > k).any()):
+                break
             if foresight is not None:
                 self._mask_next(block, k, foresight)
         block.ended |= block.count == self.slots.room(slots)
@@ -86,6 +88,16 @@ class Drafter:
         foresight = Foresight(self.worker, self.twist, self.slots, block.slots, ahead=K > 0)
         block.masks.append(foresight.look())
         return foresight
+
+    def _place(self, block: Block, going: Tensor, k: int) -> None:
+        """Token k of some rows, of as many as can be guessed for."""
+        self._token(block, going, k, self._logits(block.slots[going], block.tokens[going], k))
+
+    def begin(self, lane: int, prompt: Sequence[int]) -> None:
+        """A lane has a new request; a draft model reads its prompt in a pass."""
+
+    def learn(self, block: Block, law: Tensor, row: Tensor) -> None:
+        """What the target made of a block, see :class:`~smcdecode.engine.judging.Verdict`; a draft model knows all."""
 
     def _logits(self, slots: Tensor, drafted: Tensor, k: int) -> Tensor:
         """One draft pass: the unread tokens of each slot when k = 0, the token just drafted otherwise."""
@@ -114,6 +126,7 @@ class Drafter:
         block.rows.append(going)
         whole = self.spec.strict or bool(torch.isneginf(logits.amin()))
         block.laws.append(law[alive] - norm[:, None].float() if whole else None)
+        block.columns.append(None)
 
     def _draw(self, law: Tensor, slots: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Token k of some slots, and the log-norm of each row of ``law``."""

@@ -24,10 +24,12 @@ class Verdict:
 
     kept: Tensor  # (n,) int64, tokens that stand, a redrawn one included
     refused: Tensor  # (n,) bool, the last token that stands was redrawn: the block ends there
-    log_w: Tensor  # (n,) float64, weight of the block and of the bonus token behind it
+    log_w: Tensor  # (n, K+1) float64, weight of each token that stands, and of the bonus token behind them
     log_p: Tensor  # (n,) float64, log p of the tokens that stand
     bonus: Tensor  # (m,) int64, rows of the block that get a bonus token
     bonus_law: Tensor  # (m, V) float32, log (p^α m) there
+    law: Tensor  # (R, V) float32, log (p^α m) at all positions that were scored
+    row: Tensor  # (n, K+1) int64, which of them scored a position of the block, −1 for none
 
 
 class Judge:
@@ -46,20 +48,20 @@ class Judge:
         law, log_z, row = self.score(block, alpha)
         n = len(block.slots)
         verdict = Verdict(
-            torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.float64),
-            torch.zeros(n, dtype=torch.float64), torch.empty(0, dtype=torch.int64), law[:0],
+            torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.bool),
+            torch.zeros(row.shape, dtype=torch.float64), torch.zeros(n, dtype=torch.float64),
+            torch.empty(0, dtype=torch.int64), law[:0], law, row,
         )  # fmt: skip
         for k, rows in enumerate(block.rows):
             standing = ~verdict.refused[rows]
-            log_q = block.laws[k]
-            log_q = log_q[standing] if log_q is not None else None
+            log_q, columns = (x[standing] if x is not None else None for x in (block.laws[k], block.columns[k]))
             rows = rows[standing]
             if len(rows):
                 at = row[rows, k]
-                self._position(block, verdict, k, rows, law[at], log_z[at], log_q, alpha)
+                self._position(block, verdict, k, rows, law[at], log_z[at], log_q, columns, alpha)
         verdict.bonus = (~verdict.refused & ~block.ended).nonzero()[:, 0]
         at = row[verdict.bonus, block.count[verdict.bonus]]
-        verdict.log_w[verdict.bonus] += log_z[at]  # (5)
+        verdict.log_w[verdict.bonus, block.count[verdict.bonus]] = log_z[at]  # (5)
         verdict.bonus_law = law[at]
         return verdict
 
@@ -86,29 +88,33 @@ class Judge:
 
     def _position(
         self, block: Block, verdict: Verdict, k: int, rows: Tensor, law: Tensor, log_z: Tensor, log_q: Tensor | None,
-        alpha: Tensor | None,
+        columns: Tensor | None, alpha: Tensor | None,
     ) -> None:  # fmt: skip
         """Decide on drafted token k of the rows still standing, (4) and its strict form."""
         barren = torch.isneginf(log_z)  # no token at all has weight here: the particle dies
-        verdict.log_w[rows[barren]] = -torch.inf
+        verdict.log_w[rows[barren], k] = -torch.inf
         verdict.refused[rows[barren]] = True
         fertile = (~barren).nonzero()[:, 0]
         rows, law, log_z = rows[fertile], law[fertile], log_z[fertile]
-        log_q = log_q[fertile] if log_q is not None else None
+        log_q, columns = (x[fertile] if x is not None else None for x in (log_q, columns))
         if self.strict:
             assert log_q is not None
-            ratio = self._strict(block, verdict, k, rows, log_q, law - log_z[:, None].float())
+            ratio = self._strict(block, verdict, k, rows, log_q, _at(law, columns) - log_z[:, None].float(), columns)
         else:
             self._check_support(log_q, law)
             ratio = law.gather(-1, block.tokens[rows, k, None])[:, 0].double() - log_z - block.log_q[rows, k]
         log_pa = law.gather(-1, block.tokens[rows, k, None])[:, 0].double()
-        verdict.log_w[rows] += ratio + log_z
+        verdict.log_w[rows, k] = ratio + log_z
         verdict.log_p[rows] += log_pa if alpha is None else log_pa / alpha[rows]
         verdict.kept[rows] = k + 1
 
-    def _strict(self, block: Block, verdict: Verdict, k: int, rows: Tensor, log_q: Tensor, log_r: Tensor) -> Tensor:
+    def _strict(
+        self, block: Block, verdict: Verdict, k: int, rows: Tensor, log_q: Tensor, log_r: Tensor, columns: Tensor | None
+    ) -> Tensor:
         """Accept or redraw token k of some rows: log r − log e of the token emitted, (m,) float64."""
         slots, tokens = block.slots[rows], block.tokens[rows, k]
+        if columns is not None:
+            tokens = (columns == tokens[:, None]).int().argmax(-1)
         both = overlap(log_q, log_r, self.slots.strictness[self.slots.lane[slots]])
         refuse = self.slots.uniform(slots, k, Stream.ACCEPT) >= both.acceptance(tokens)
         self.stats.drafted += len(rows)
@@ -118,7 +124,7 @@ class Judge:
             u = self.slots.uniform(slots[again], k, Stream.REDRAW)
             drawn, norm = reference.draw(both.redraw_log_weights(again), u)
             tokens[again] = torch.where(torch.isneginf(norm), tokens[again], drawn)  # r = q up to rounding: it stands
-            block.tokens[rows, k] = tokens
+            block.tokens[rows, k] = tokens if columns is None else columns.gather(-1, tokens[:, None])[:, 0]
             verdict.refused[rows] = refuse
         return both.log_ratio(tokens)
 
@@ -130,3 +136,8 @@ class Judge:
                 f"{name} gives probability zero to tokens that the target allows, so reweighting would be wrong: "
                 "set strictness > 0 in Draft(…), whose redraw covers them, or use another draft"
             )
+
+
+def _at(law: Tensor, columns: Tensor | None) -> Tensor:
+    """Rows of a law (m, V) at some tokens each, (m, C) int64 with −1 for none; None for all."""
+    return law if columns is None else law.gather(-1, columns.clamp(min=0)).masked_fill(columns < 0, -torch.inf)

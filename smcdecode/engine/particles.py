@@ -11,6 +11,7 @@ from torch import Tensor
 from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft, Local
 from smcdecode.declare.target import Target
+from smcdecode.engine.ahead import Ahead
 from smcdecode.engine.checking import Checker
 from smcdecode.engine.drafting import Drafter, Stream
 from smcdecode.engine.draw import local_law
@@ -39,13 +40,16 @@ class ParticleEngine:
         self.spec = spec
         self.passes = Passes(target.model, spec.model if spec else None, pages, page_size, stats)  # type: ignore[arg-type]
         self.slots = Slots(lanes, method.slots, max_tokens, PagePool(pages), page_size)
-        self.tuner = Tuner(spec, target.model, self.slots)
         local = method.proposal if isinstance(method.proposal, Local) else Local(check="mask")
         self.twist = Twist(target.potentials, lanes * method.slots, target.model.vocabulary, local.check)
         self.endings = Endings(target.model.vocabulary, self.slots)
+        ahead = local.ahead if self.twist.masked and not self.twist.checked else 0
+        self.tuner = Tuner(spec, ahead, target.model, self.slots)
         self.drafter = Drafter(spec, self.slots, self.passes, self.twist, self.endings, self._temperature)
+        if ahead:
+            self.drafter = Ahead(self.drafter)
         self.checker = Checker(local, self.slots, self.twist, self.endings) if self.twist.checked else None
-        self.judge = Judge(target, spec.strict if spec else False, self.slots, self.passes, stats)
+        self.judge = Judge(target, spec.strict if spec else ahead > 0, self.slots, self.passes, stats)
         self.bonus_law = torch.empty(0, target.model.vocabulary.size)  # rows that slots.next_row points into
         self.deaths: list[list[Death]] = [[] for _ in range(lanes)]
         self._first: list[tuple[Tensor, Tensor]] = []  # lanes just read, and the target's logits behind their prompts
@@ -62,6 +66,7 @@ class ParticleEngine:
             self.deaths[lane] = []
             self.endings.stops[lane] = request.stops
             self.twist.start(range(lane * self.slots.N, lane * self.slots.N + first), request.prompt)
+            self.drafter.begin(lane, request.prompt.tokens)
         batch = self.slots.prompts(index)
         tokens = torch.tensor([t for request in requests for t in request.prompt.tokens])
         positions = torch.cat([torch.arange(n) for n in batch.q_len.tolist()])
@@ -92,6 +97,7 @@ class ParticleEngine:
             if self.checker is not None:
                 self._draw_checked(self.checker, increments)
             increments += self._weigh()
+        increments += slots.settle()
         increments += self._finish_bridge()
         return increments
 
@@ -104,7 +110,8 @@ class ParticleEngine:
             block = self.drafter.write(writing)
         with self.stats.clock("score"):
             verdict = self.judge.judge(block, self._exponents(writing))
-        increments[writing] += verdict.log_w
+        self.drafter.learn(block, verdict.law, verdict.row)
+        self._owe(writing, verdict.log_w, increments)
         slots.log_p[writing] += verdict.log_p
         self.tuner.learn(writing, verdict)
         slots.write(writing, block.tokens, verdict.kept)
@@ -113,6 +120,13 @@ class ParticleEngine:
         slots.next_row[writing[verdict.bonus]] = offset + torch.arange(len(verdict.bonus))
         self._mark_finished(writing[verdict.kept > 0])
         return verdict.bonus_law
+
+    def _owe(self, writing: Tensor, log_w: Tensor, increments: Tensor) -> None:
+        """Weights (n, K+1) of the tokens that some slots are about to write; those of the dead count at once."""
+        total = log_w.sum(-1)
+        increments[writing] = torch.where(torch.isneginf(total), total, increments[writing])
+        row, k = ((log_w != 0) & ~torch.isneginf(total)[:, None]).nonzero(as_tuple=True)
+        self.slots.owe(writing[row], self.slots.length[writing[row]] + k, log_w[row, k])
 
     def _first_law(self, increments: Tensor) -> Tensor:
         """Laws of the first tokens: a row a lane, shared by its particles, which draw from it independently."""
@@ -177,7 +191,10 @@ class ParticleEngine:
             return increments
         self._show(moved)
         value, killers = self.twist.log_psi(moved.tolist(), slots.finished[moved].tolist())
-        increments[moved] = value - slots.log_psi[moved]
+        gain = value - slots.log_psi[moved]
+        dying = torch.isneginf(gain)
+        increments[moved[dying]] = -torch.inf
+        slots.owe(moved[~dying], slots.length[moved[~dying]] - 1, gain[~dying])
         slots.log_psi[moved] = value
         slots.heard[moved] = slots.length[moved]
         for slot, killer in zip(moved.tolist(), killers, strict=True):

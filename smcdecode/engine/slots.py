@@ -19,8 +19,9 @@ __all__ = ["Slots"]
 
 _COPIED = (
     "tokens", "length", "cached", "lag", "seen", "heard", "finished", "dead", "idle", "log_p", "log_psi", "next_row",
+    "owed",
 )  # fmt: skip
-_ZERO_AT_FIRST = ("length", "cached", "seen", "heard", "finished", "dead", "idle", "log_p", "log_psi")
+_ZERO_AT_FIRST = ("length", "cached", "seen", "heard", "finished", "dead", "idle", "log_p", "log_psi", "owed")
 
 
 class Slots:
@@ -42,6 +43,7 @@ class Slots:
         self.idle = torch.zeros(S, dtype=torch.bool)  # no particle stands here: counts as dead and finished
         self.log_p = torch.zeros(S, dtype=torch.float64)  # log p of the own tokens
         self.log_psi = torch.zeros(S, dtype=torch.float64)  # log ψ last counted in the weight
+        self.owed = torch.zeros(S, max_tokens, dtype=torch.float64)  # log-weight of own tokens, not counted yet
         self.next_row = torch.full((S,), -1, dtype=torch.int64)  # which scored row its bonus token is drawn from
         self.table = BlockTable(pool, S, -(-max_tokens // page_size))
         self.prefix = [torch.empty(0, dtype=torch.int64)] * lanes  # pages of each lane's prompt
@@ -100,6 +102,23 @@ class Slots:
         place = torch.arange(len(owner)) - (count.cumsum(0) - count)[owner]
         self.tokens[slots[owner], self.length[slots[owner]] + place] = tokens[owner, place]
         self.length[slots] += count
+
+    def owe(self, slots: Tensor, place: Tensor, log_w: Tensor) -> None:
+        """Note weights of own tokens: (n,) int64 slots and places, (n,) float64."""
+        self.owed.index_put_((slots, place), log_w, accumulate=True)
+
+    def settle(self) -> Tensor:
+        """Take what is owed up to the shortest text that is still being written in each lane: (S,) float64.
+
+        Particles are resampled by weights of equally long beginnings, for a text of more tokens has less probability
+        under any target. What they are resampled by changes no law, as long as nothing owed is lost.
+        """
+        reach = torch.where(self.finished, self.owed.shape[1], self.length + (self.next_row >= 0))
+        common = reach.view(self.lanes, self.N).amin(-1)[self.lane]
+        due = torch.arange(self.owed.shape[1]) < common[:, None]
+        taken = self.owed.masked_fill(~due, 0.0).sum(-1)
+        self.owed.masked_fill_(due, 0.0)
+        return taken
 
     def room(self, slots: Tensor) -> Tensor:
         """Tokens each slot may still write before its cap: (n,) int64."""

@@ -25,12 +25,21 @@ def cost_of(draft: Draft, target: Model) -> float:
 
 
 class Tuner:
-    """Moves what a draft's declaration leaves to be found: ``strictness="auto"``, ``block="auto"``."""
+    """Moves what a draft's declaration leaves to be found: ``strictness="auto"``, ``block="auto"``.
 
-    def __init__(self, spec: Draft | None, target: Model, slots: Slots) -> None:
+    Args:
+        spec: the draft.
+        ahead: block length where there is none; such blocks are judged at strictness 1.
+        target: what judges them.
+        slots: where lanes keep both numbers.
+    """
+
+    def __init__(self, spec: Draft | None, ahead: int, target: Model, slots: Slots) -> None:
         self.slots = slots
-        self.strictness = 0.0 if spec is None else START if spec.strictness == "auto" else float(spec.strictness)
-        self.block = 0 if spec is None else FIRST if spec.block == "auto" else spec.block
+        self.strictness = (
+            float(ahead > 0) if spec is None else START if spec.strictness == "auto" else float(spec.strictness)
+        )
+        self.block = ahead if spec is None else FIRST if spec.block == "auto" else spec.block
         self._moves_strictness = spec is not None and spec.strictness == "auto"
         moves_block = spec is not None and spec.block == "auto"
         self._lengths = BlockLengths.start(slots.lanes, cost_of(spec, target)) if spec and moves_block else None
@@ -47,9 +56,9 @@ class Tuner:
         if not self._moves_strictness and self._lengths is None:
             return
         lanes, row = torch.unique(self.slots.lane[slots], return_inverse=True)
-        count = _sums(row, torch.ones_like(verdict.log_w), len(lanes))
+        count = _sums(row, torch.ones_like(verdict.log_p), len(lanes))
         log_w = torch.full((len(lanes), self.slots.N), -torch.inf, dtype=torch.float64)
-        log_w[row, self.slots.particle[slots]] = verdict.log_w
+        log_w[row, self.slots.particle[slots]] = verdict.log_w.sum(-1)
         efficiency = torch.where(torch.isneginf(log_w).all(-1), 1.0, ess(log_w) / count)
         if self._moves_strictness:
             tuned = retune(self.slots.strictness[lanes], efficiency)

@@ -1,0 +1,143 @@
+"""Tokens guessed ahead where the masks leave few, from how the target chose before. Knows slots and masks; no model.
+
+Under a tight constraint most next tokens are forced, or one of a handful. An n-gram model of the prompt and of the
+target's own laws at the positions scored so far guesses among them; the target then judges the guesses as it judges a
+draft's at strictness 1, so every token keeps the law it would have had alone (Leviathan et al. 2023; Chen et al. 2023).
+What is learnt in a cycle is used from the next one on: a guess depends on the past of its own request alone.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from smcdecode.engine.drafting import Block, Drafter, Stream
+from smcdecode_kernels import reference
+
+__all__ = ["FEW", "Ahead", "Habits", "few_allowed"]
+
+FEW = 256  # most tokens that a mask may leave for one of them to be guessed
+_ORDER = 4  # tokens of context at most
+_PROMPT = 0.3  # what an occurrence in the prompt counts, beside 1 for a law of the target
+_PRIOR = 1.0  # what the law of a shorter context counts, in a longer one
+_LEAST = 1e-3  # probabilities below are not learnt
+
+Allowed = tuple[int, ...]
+Words = NDArray[np.int32]
+
+
+class Ahead(Drafter):
+    """Writes blocks of guesses, each row up to the first position with more than ``FEW`` tokens to choose from."""
+
+    def __init__(self, plain: Drafter) -> None:
+        super().__init__(None, plain.slots, plain.passes, plain.twist, plain.endings, plain.temperature)
+        self.habits = [Habits(())] * self.slots.lanes
+        self._guessed: list[
+            list[tuple[list[int], Allowed]]
+        ] = []  # of the last block, per row: texts and what may follow
+
+    def begin(self, lane: int, prompt: Sequence[int]) -> None:
+        """Learn from the prompt of a new request."""
+        self.habits[lane] = Habits(prompt)
+
+    def write(self, slots: Tensor) -> Block:
+        """Guess up to K tokens in each slot (n,)."""
+        self._guessed = [[] for _ in range(len(slots))]
+        return super().write(slots)
+
+    def _place(self, block: Block, going: Tensor, k: int) -> None:
+        words = block.masks[k].result().numpy()
+        rows = [(i, few) for i in going.tolist() if (few := few_allowed(words[i], self.twist.vocabulary.size))]
+        law = torch.full((len(rows), FEW), -torch.inf)
+        columns = torch.full((len(rows), FEW), -1)
+        for j, (i, few) in enumerate(rows):
+            text = self._text(block, i, k)
+            self._guessed[i].append((text, few))
+            law[j, : len(few)] = torch.from_numpy(np.log(self._habits(block, i).law(text, few)))
+            columns[j, : len(few)] = torch.tensor(few)
+        placed = torch.tensor([i for i, _ in rows], dtype=torch.int64)
+        at, norm = reference.draw(law, self.slots.uniform(block.slots[placed], k, Stream.DRAFT))
+        tokens = columns.gather(-1, at[:, None])[:, 0]
+        block.tokens[placed, k] = tokens
+        block.log_q[placed, k] = law.gather(-1, at[:, None])[:, 0].double() - norm
+        block.count[placed] = k + 1
+        block.ended[placed] = self.endings.of(block.slots[placed], tokens, block.tokens[placed, :k])
+        block.rows.append(placed)
+        block.laws.append(law - norm[:, None].float())
+        block.columns.append(columns)
+
+    def learn(self, block: Block, law: Tensor, row: Tensor) -> None:
+        """Remember the target's laws wherever it chose among few tokens, guesses that it refused included."""
+        for i, guessed in enumerate(self._guessed):
+            for k, (text, few) in enumerate(guessed):
+                log_r = law[row[i, k], list(few)].double()
+                if log_r.max() > -torch.inf:
+                    self._habits(block, i).learn(text, few, log_r.softmax(-1).tolist())
+
+    def _habits(self, block: Block, i: int) -> "Habits":
+        return self.habits[int(self.slots.lane[block.slots[i]])]
+
+    def _text(self, block: Block, i: int, k: int) -> list[int]:
+        """The last tokens before place k of a row: of its prompt, its own and guessed ones."""
+        slot, habits = block.slots[i], self._habits(block, i)
+        own = self.slots.tokens[slot, : self.slots.length[slot]][-_ORDER:].tolist()
+        return [*habits.tail, *own, *block.tokens[i, :k].tolist()][-_ORDER:]
+
+
+class Habits:
+    """An n-gram model of one request over the tokens that a mask allows.
+
+    From one context to the next longer one, the first being the set of allowed tokens itself, it is
+    ``q(v) = (c(v) + q'(v)) / (Σ c + 1)``: c was learnt there, q' is the law of the one before, uniform at first.
+
+    Args:
+        prompt: its ids.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.tail = list(prompt[-_ORDER:])
+        self._counts: dict[Hashable, dict[int, float]] = {}
+        for place, token in enumerate(prompt):
+            for context in _contexts(prompt[max(place - _ORDER, 0) : place]):
+                self._add(context, token, _PROMPT)
+
+    def law(self, text: Sequence[int], allowed: Allowed) -> NDArray[np.float64]:
+        """Probabilities of the allowed tokens behind a text, all positive: (len(allowed),)."""
+        q = np.full(len(allowed), 1 / len(allowed))
+        for context in (allowed, *_contexts(text)):
+            counts = self._counts.get(context)
+            if counts:
+                c = np.array([counts.get(token, 0.0) for token in allowed])
+                q = (c + _PRIOR * q) / (c.sum() + _PRIOR)
+        return q
+
+    def learn(self, text: Sequence[int], allowed: Allowed, law: Sequence[float]) -> None:
+        """Remember the target's probabilities of the allowed tokens behind a text."""
+        for context in (allowed, *_contexts(text)):
+            for token, probability in zip(allowed, law, strict=True):
+                if probability > _LEAST:
+                    self._add(context, token, probability)
+
+    def _add(self, context: Hashable, token: int, weight: float) -> None:
+        counts = self._counts.setdefault(context, {})
+        counts[token] = counts.get(token, 0.0) + weight
+
+
+def _contexts(text: Sequence[int]) -> Iterator[Hashable]:
+    """The last token, the last two, …; the negative length keeps them apart from tuples of allowed tokens."""
+    for n in range(1, min(len(text), _ORDER) + 1):
+        yield -n, *text[-n:]
+
+
+def few_allowed(words: Words, V: int) -> Allowed | None:
+    """The tokens that a packed mask (⌈V/32⌉,) allows of V, ascending; None for more than ``FEW``."""
+    filled = np.flatnonzero(words)
+    if len(filled) > FEW:
+        return None
+    bits = np.unpackbits(words[filled, None].astype("<i4").view(np.uint8), axis=1, bitorder="little")
+    word, bit = bits.nonzero()
+    tokens = filled[word] * 32 + bit
+    tokens = tokens[tokens < V]
+    return tuple(tokens.tolist()) if len(tokens) <= FEW else None

@@ -1,0 +1,73 @@
+"""Tokens guessed ahead under a constraint: the same law in fewer passes. The law itself: test_constraints_master."""
+
+import numpy as np
+import pytest
+import torch
+from constraints import NoStutter
+from test_master import CAP, PROMPT, N, V, assert_unbiased, oracle, p, runs_of
+
+import smcdecode as smc
+from smcdecode.engine.ahead import FEW, Ahead, Habits, few_allowed
+from smcdecode_kernels.reference import pack_bits
+
+GUESSING = smc.SMC(smc.Local(ahead=4), particles=N)
+
+
+@pytest.mark.parametrize("size", [1, 31, 40, 1000])
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_few_allowed_tokens_are_listed(size, share):
+    mask = torch.rand(1, size, generator=torch.Generator().manual_seed(size)) < share
+    tokens = mask[0].nonzero()[:, 0].tolist()
+    found = few_allowed(pack_bits(mask)[0].numpy(), size)
+    assert found == (tuple(tokens) if len(tokens) <= FEW else None)
+    everything = np.full(-(-size // 32), -1, dtype=np.int32)  # bits beyond the vocabulary mean nothing
+    assert few_allowed(everything, size) == (tuple(range(size)) if size <= FEW else None)
+
+
+def test_habits_are_laws_that_lean_to_what_was_seen():
+    habits = Habits([5, 6, 7, 5, 6])
+    q = habits.law([5, 6], (6, 7, 8))
+    assert q.sum() == pytest.approx(1) and (q > 0).all() and q.argmax() == 1  # 7 came behind 5, 6
+    assert habits.law([9], (1, 2)).tolist() == [0.5, 0.5]
+    for _ in range(5):
+        habits.learn([9], (1, 2), [0.1, 0.9])
+    assert habits.law([9], (1, 2))[1] > 0.8
+    assert habits.law([8], (1, 2))[1] > 0.7  # the same choice behind another text
+    assert habits.law([9], (2,)).tolist() == [1.0]
+
+
+def test_passes_are_saved_and_texts_stay_their_own():
+    """A request's answer is the same whatever else is in the batch: what is learnt is its own."""
+    plain = runs_of(p * NoStutter(), smc.SMC(smc.Local(), particles=N), runs=20)
+    company = runs_of(p * NoStutter(), GUESSING, runs=20)
+    assert company[0].stats.target_passes < plain[0].stats.target_passes
+    assert company[0].stats.acceptance > 0.5
+    alone = smc.sample(p * NoStutter(), [list(PROMPT)], method=GUESSING, max_tokens=CAP, seed=0, progress=False)[0]
+    assert (alone.tokens, alone.log_z) == (company[0].tokens, company[0].log_z)
+
+
+def test_a_wrong_law_of_guesses_is_seen(monkeypatch):
+    """Drawn from one law, judged by another."""
+    place = Ahead._place
+
+    def misreported(self, block, going, k):
+        place(self, block, going, k)
+        block.laws[k] = block.laws[k].masked_fill(block.columns[k] == 0, -5.0)
+
+    assert_unbiased(runs_of(p * NoStutter(), GUESSING), oracle("mask"))
+    monkeypatch.setattr(Ahead, "_place", misreported)
+    with pytest.raises(AssertionError, match="differs from"):
+        assert_unbiased(runs_of(p * NoStutter(), GUESSING), oracle("mask"))
+
+
+def test_nothing_is_guessed_without_masks_or_beside_checks():
+    predicate = smc.Predicate(lambda text: True, on="text", name="anything")
+    for target in (p.as_target(), p * NoStutter() * smc.potential(lambda ids: 0.0, on="tokens") * predicate):
+        assert np.isnan(runs_of(target, GUESSING, runs=1)[0].stats.acceptance)
+    assert V <= FEW
+
+
+@pytest.mark.parametrize("ahead", [-1, 2.0])
+def test_nonsense_is_refused(ahead):
+    with pytest.raises(smc.InvalidOption, match="ahead must be a number of tokens"):
+        smc.Local(ahead=ahead)
