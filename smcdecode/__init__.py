@@ -20,6 +20,8 @@ from smcdecode.errors import (
     VocabularyMismatch,
 )
 from smcdecode.exact import exact
+from smcdecode.planner.measure import plan
+from smcdecode.planner.plan import Plan
 from smcdecode.potentials.contract import check_potential
 from smcdecode.potentials.grammar import Grammar
 from smcdecode.potentials.potential import BasePotential, Potential, potential
@@ -49,6 +51,7 @@ __all__ = [
     "MultiDraft",
     "NoSurvivors",
     "OutOfPages",
+    "Plan",
     "Posterior",
     "Potential",
     "PotentialError",
@@ -68,6 +71,7 @@ __all__ = [
     "check_potential",
     "exact",
     "load",
+    "plan",
     "potential",
     "sample",
     "stream",

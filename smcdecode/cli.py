@@ -1,8 +1,10 @@
-"""The command line: ``smcdecode generate`` and ``smcdecode demo``. Knows options and printing; no mathematics."""
+"""The command line: ``smcdecode generate``, ``plan`` and ``demo``. Knows options and printing; no mathematics."""
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
 
 from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft, Local
@@ -11,6 +13,7 @@ from smcdecode.engine.load import load
 from smcdecode.engine.prompts import PromptLike
 from smcdecode.errors import NoSurvivors, PromptError, SMCDecodeError
 from smcdecode.infer.resampling import SCHEMES
+from smcdecode.planner.measure import plan
 from smcdecode.report.posterior import Posterior
 from smcdecode.sample import sample
 
@@ -47,6 +50,27 @@ def generate(options: argparse.Namespace) -> int:
         proposal, options.particles, resampling=options.resampling, threshold=options.threshold, bridge=options.bridge
     )
     return _show(_run(target, method, options), options.json)
+
+
+def make_plan(options: argparse.Namespace) -> int:
+    """Measure a target and a draft on your prompts, and recommend N, K and s."""
+    p, q = load(options.target), load(options.draft)
+    target = p.at(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p) ** options.alpha
+    made = plan(target, q, _prompts(options), max_tokens=options.max_tokens, seed=options.seed)
+    print(made.summary())
+    if options.plot:
+        made.plot().savefig(options.plot)
+    return 0
+
+
+def _prompts(options: argparse.Namespace) -> list[PromptLike]:
+    """One prompt a line; empty lines do not count."""
+    try:
+        text = sys.stdin.read() if options.prompts == "-" else Path(options.prompts).read_text(encoding="utf-8")
+    except OSError as error:
+        raise PromptError(f"cannot read prompts from {options.prompts}: {error.strerror}") from error
+    lines = [line for line in text.splitlines() if line.strip()]
+    return [[{"role": "user", "content": line}] if options.chat else line for line in lines]
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -91,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_generate(commands.add_parser("generate", help=generate.__doc__, description=generate.__doc__))
+    _add_plan(commands.add_parser("plan", help=make_plan.__doc__, description=make_plan.__doc__))
     _add_demo(commands.add_parser("demo", help=demo.__doc__, description=demo.__doc__))
     return parser
 
@@ -100,7 +125,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", required=True, help='the model p: a Hugging Face name, a local folder, or "demo"')
     add("--draft", help="the draft model q, of the same vocabulary; without it the target proposes for itself")
-    add("--block", type=int, default=4, help="K, drafted tokens a cycle (default: %(default)s)")
+    add("--block", type=_number, default=4, help="K, drafted tokens a cycle, or auto (default: %(default)s)")
     add(
         "--strictness",
         type=float,
@@ -124,6 +149,22 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, particles=8, max_tokens=256, seed=None)
 
 
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=make_plan)
+    add = parser.add_argument
+    add("--target", required=True, help='the model p: a Hugging Face name, a local folder, or "demo"')
+    add("--draft", required=True, help="the draft model q, of the same vocabulary")
+    add("--prompts", required=True, help="a file with one prompt a line; - reads them from stdin")
+    add("--chat", action="store_true", help="each prompt is a user's message, put into the chat template")
+    add("--alpha", type=float, default=1.0, help="α of the target p^α over whole sequences (default: %(default)s)")
+    add("--temperature", type=float, default=1.0, help="of each token (default: %(default)s)")
+    add("--top-k", type=int, help="p keeps the k likeliest tokens")
+    add("--top-p", type=float, help="p keeps the smallest set of likeliest tokens of this probability")
+    add("--max-tokens", type=int, default=128, help="length of the texts you will ask for (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the texts that are measured on (default: %(default)s)")
+    add("--plot", help="draw the frontier of speed and distance into this file")
+
+
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=demo, chat=False)
     parser.add_argument("--prompt", default="The three primary colours are", help="default: %(default)s")
@@ -131,9 +172,14 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, particles=8, max_tokens=32, seed=0)
 
 
+def _number(text: str) -> int | Literal["auto"]:
+    """A whole number, or the word auto."""
+    return "auto" if text == "auto" else int(text)
+
+
 def _add_common(parser: argparse.ArgumentParser, *, particles: int, max_tokens: int, seed: int | None) -> None:
     add = parser.add_argument
-    add("--particles", type=int, default=particles, help="N (default: %(default)s)")
+    add("--particles", type=_number, default=particles, help="N, or auto (default: %(default)s)")
     add("--max-tokens", type=int, default=max_tokens, help="length cap (default: %(default)s)")
     add("--seed", type=int, default=seed, help="the same seed, the same answer (default: %(default)s; None draws one)")
     add("--json", action="store_true", help="print the whole posterior as JSON, which Posterior.load reads")

@@ -18,6 +18,7 @@ ORDER = [
     "smcdecode.sample",
     "smcdecode.stream",
     "smcdecode.exact",
+    "smcdecode.planner",
     "smcdecode.integrations",
     "smcdecode.cli",
 ]

@@ -115,6 +115,7 @@ def _name_of(model: PreTrainedModel) -> str:
 
 
 def _wrap(module: PreTrainedModel, tokenizer: Any, name: str, batch_invariant: bool) -> LanguageModel:
+    parameters = sum(tensor.numel() for tensor in module.parameters())  # before they are packed
     found = examine(module, name)
     eos = _eos_ids(module, tokenizer)
     if tokenizer is None:
@@ -130,6 +131,7 @@ def _wrap(module: PreTrainedModel, tokenizer: Any, name: str, batch_invariant: b
         context=context_of(module.config),
         layout=found.layout,
         cuts=found.cuts if batch_invariant else None,
+        parameters=parameters,
     )
 
 

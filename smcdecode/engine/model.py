@@ -42,6 +42,7 @@ class LanguageModel(Algebra):
         tokenizer: the Hugging Face tokenizer, or None.
         context: most positions it can attend over; None if unlimited.
         layout: what a token stores, layer by layer.
+        parameters: how many numbers its weights are, shared ones counted once; 0 if unknown.
     """
 
     def __init__(
@@ -54,18 +55,14 @@ class LanguageModel(Algebra):
         context: int | None,
         layout: Layout,
         cuts: Cuts | None = None,
+        parameters: int = 0,
     ) -> None:
         self._module, self._cuts = module, cuts
         self.name, self.vocabulary, self.tokenizer = name, vocabulary, tokenizer
-        self.context, self.layout = context, layout
+        self.context, self.layout, self.parameters = context, layout, parameters
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.name!r}, {self.vocabulary.size} tokens, {self.dtype}, {self.device})"
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers its weights are, shared ones counted once."""
-        return sum(tensor.numel() for tensor in self._module.parameters())
 
     @property
     def dtype(self) -> torch.dtype:

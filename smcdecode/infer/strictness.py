@@ -21,11 +21,34 @@ from torch import Tensor
 
 from smcdecode_kernels.overlap import Overlap, overlap
 
-__all__ = ["START", "Overlap", "overlap", "retune"]
+__all__ = ["START", "Overlap", "kept", "moments", "overlap", "retune"]
 
 START = 0.2  # where automatic strictness begins
 _WANTED = 0.8  # effective share of the particles that automatic strictness wants to be left by one cycle's weights
 _RISE, _FALL, _LEAST = 1.5, 0.9, 0.02
+
+
+def kept(both: Overlap, tokens: Tensor) -> Tensor:
+    """The law of accepted tokens over the target's, g/r with g = c min(q, r/s), at one token a row: (n,) float64."""
+    q, r = (law.gather(-1, tokens[:, None])[:, 0].double() for law in (both.q, both.r))
+    return both.keep * torch.minimum(q / r.clamp(min=1e-300), 1.0 / both.strictness)
+
+
+def moments(both: Overlap) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the emitted token's weight r/e: Σ r² (e − g)/e², Σ r² g/e² and Σ r g/e, all (n,) float64.
+
+    The first two are E[(r/e)²] where the token is refused and where accepted, with sum 1 + χ²(r‖e), 1 at s = 1; the
+    third is E[r/e] where accepted.
+    """
+    s, c, share = (
+        x[:, None].float() for x in (both.strictness, both.keep, both.refused / both.excess.clamp(min=1e-300))
+    )
+    accepted = torch.minimum(both.q, both.r / s) * c
+    redrawn = (both.r - both.q).clamp_(min=0.0) * share
+    w = both.r / (accepted + redrawn).clamp_(min=torch.finfo(torch.float32).tiny)
+    once = (w * accepted).sum(-1, dtype=torch.float64)
+    ended, went_on = ((w.square() * part).sum(-1, dtype=torch.float64) for part in (redrawn, accepted))
+    return ended, went_on, once
 
 
 def retune(strictness: Tensor, efficiency: Tensor) -> Tensor:
