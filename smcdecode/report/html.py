@@ -44,7 +44,8 @@ def _row(value: str, weight: float) -> str:
     bar = f'<div style="background:{BLUE};height:3px;width:{100 * weight:.1f}%"></div>'
     return (
         f'<tr><td style="{CELL};min-width:5em">{weight:.3f}{bar}</td>'
-        f'<td style="{CELL};white-space:pre-wrap">{escape(value)}</td></tr>'
+        f'<td style="{CELL}"><div style="white-space:pre-wrap;max-height:8.4em;overflow:auto">{escape(value)}</div>'
+        "</td></tr>"
     )
 
 
