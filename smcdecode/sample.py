@@ -124,9 +124,12 @@ class Call:
         stops = Stops.of(stop, goal.model.vocabulary)
         seed = secrets.randbits(63) if seed is None else seed
         keys = seeds(seed, read)
-        requests = [Request(i, p, s, max_tokens, stops) for i, (p, s) in enumerate(zip(read, keys, strict=True))]
+        requests = [
+            Request(i, prompt, goal, method, key, max_tokens, stops)
+            for i, (prompt, key) in enumerate(zip(read, keys, strict=True))
+        ]
         stats = Stats()
-        scheduler = Scheduler(goal, method, requests, memory=bytes_of(memory), page_size=page_size, stats=stats)
+        scheduler = Scheduler.of(requests, memory=bytes_of(memory), page_size=page_size, stats=stats)
         return cls(goal, method, requests, scheduler, stats, seed)
 
     def posterior(self, outcome: Outcome) -> Posterior:

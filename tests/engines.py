@@ -51,27 +51,27 @@ def exact_answer(module, prompt, log_psi, *, vocab, max_tokens, alpha=1.0, **law
 def scheduler_of(target, method, prompts, *, max_tokens, seed=0, memory=1 << 28, page_size=1):
     """A scheduler that has not begun, so that a test sees its pool, and its counters."""
     read = [Prompt(tuple(prompt)) for prompt in prompts]
-    requests = [Request(i, p, s, max_tokens) for i, (p, s) in enumerate(zip(read, seeds(seed, read), strict=True))]
-    method = method if isinstance(method, smc.SMC) else method.as_smc()
-    return Scheduler(
-        target.as_target(), method, requests, memory=memory, page_size=page_size, stats=Stats()
-    )  # fmt: skip
+    requests = [
+        Request(i, p, target.as_target(), method, s, max_tokens)
+        for i, (p, s) in enumerate(zip(read, seeds(seed, read), strict=True))
+    ]
+    return Scheduler.of(requests, memory=memory, page_size=page_size, stats=Stats())
 
 
 def finish(scheduler):
     """Outcomes in the order of the requests; afterwards no page is held."""
     outcomes = {}
     for done in scheduler.run():
-        scheduler.engine.slots.audit()
+        scheduler.audit()
         outcomes |= {outcome.request.index: outcome for outcome in done}
     assert_empty(scheduler)
     return [outcomes[i] for i in range(len(outcomes))]
 
 
 def assert_empty(scheduler):
-    scheduler.engine.slots.audit()
-    assert scheduler.engine.slots.pool.used == 0
-    assert (scheduler.engine.slots.table.rows == 0).all()
+    scheduler.audit()
+    assert scheduler.stores.pool.used == 0
+    assert (scheduler._pages, scheduler._workspace, scheduler.running) == (0, 0, 0)
 
 
 def outcomes_of(target, method, prompts, **options):

@@ -105,11 +105,11 @@ def test_prompts_that_wait_get_the_texts_they_get_alone(strictness, page_size):
     page = sum(bytes_per_page(m.layout, page_size) for m in (P, Q))
     scheduler = scheduler_of(target, method, LONG, memory=page * (150 // page_size) + 20_000, **options)
     admitted = []
-    admit = scheduler.admit
-    scheduler.admit = lambda: (admit(), admitted.append(sum(r is not None for r in scheduler._lane)))[0]
+    admit = scheduler._admit
+    scheduler._admit = lambda: (admit(), admitted.append(scheduler.running))[0]
     assert texts(finish(scheduler)) == alone
     assert 1 <= max(admitted) < len(LONG), "the budget was to force waiting"
-    assert scheduler.stats.pages_peak <= scheduler.engine.slots.pool.size
+    assert scheduler.stats.pages_peak <= scheduler.stores.pool.size
     backwards = outcomes_of(target, method, LONG[::-1], **options)
     assert texts(backwards[::-1]) == alone
 
@@ -245,7 +245,7 @@ def test_an_error_in_a_potential_leaves_no_page_behind(bomb, error, seen, page_s
     scheduler = scheduler_of(target, method, LONG, max_tokens=12, page_size=page_size)
     with pytest.raises(seen):
         list(scheduler.run())
-    assert scheduler.engine.slots.pool.peak > 0
+    assert scheduler.stores.pool.peak > 0
     assert_empty(scheduler)
 
 
@@ -295,8 +295,9 @@ def test_uneven_prompts_share_no_page():
     step = iter(scheduler.run())
     next(step)
     next(step)
-    held = [set(prefix.tolist()) for prefix in scheduler.engine.slots.prefix]
-    rows = scheduler.engine.slots.table.rows.view(len(LONG), -1)
+    [group] = scheduler.groups
+    held = [set(prefix.tolist()) for prefix in group.engine.slots.prefix]
+    rows = group.engine.slots.table.rows.view(len(LONG), -1)
     held += [set(row.tolist()) - {0} for row in rows]
     assert sum(map(len, held)) == len(set().union(*held))
     step.close()

@@ -90,8 +90,9 @@ def call_of(target, prompt, method, **options):
 def test_nothing_is_withheld_that_could_not_change():
     """Every cycle the settled tokens are those that the living share, the bonus token just drawn included."""
     call = call_of(ENDLESS**2, [0], smc.SMC(smc.Local(), 3, threshold=1.0))
-    slots, seen = call.scheduler.engine.slots, []
+    seen = []
     for _ in call.scheduler.run():
+        slots = call.scheduler.groups[0].engine.slots
         for _, tokens in call.scheduler.settled():
             assert tokens == shared(
                 [slots.tokens[i, : slots.length[i]].tolist() for i in range(3) if not slots.dead[i]]
@@ -123,7 +124,7 @@ def test_delay_counts_tokens_written_since():
 @pytest.mark.parametrize("leave", ["close", "with", "forget"])
 def test_a_consumer_that_leaves_early_frees_the_pages(leave):
     call = call_of(ENDLESS, [0, 1, 2], smc.SMC(DRAFT, 4), page_size=4)
-    pool, pieces = call.scheduler.engine.slots.pool, Stream(call, Pieces(p.vocabulary))
+    pool, pieces = call.scheduler.stores.pool, Stream(call, Pieces(p.vocabulary))
     del call
     if leave == "with":
         with pieces:

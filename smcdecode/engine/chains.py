@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from smcdecode.declare.target import Target
 from smcdecode.declare.verification import MultiDraft
 from smcdecode.engine.drafting import Block, Drafter, Stream
 from smcdecode.engine.particles import ParticleEngine
+from smcdecode.engine.passes import Stores
 from smcdecode.engine.request import Request
 from smcdecode.engine.stats import Stats
 from smcdecode.infer.coupling.catalogue import Preference
@@ -30,20 +30,8 @@ STREAMS = (Stream.ACCEPT, Stream.REDRAW)  # a branch of the coupling, and its re
 class ChainEngine(ParticleEngine):
     """Runs :class:`~smcdecode.declare.method.MultiDraft`: particles are chains, their weights never move."""
 
-    def __init__(
-        self,
-        target: Target,
-        method: MultiDraft,
-        *,
-        lanes: int,
-        max_tokens: int,
-        pages: int,
-        page_size: int,
-        stats: Stats,
-    ) -> None:
-        super().__init__(
-            target, method.as_smc(), lanes=lanes, max_tokens=max_tokens, pages=pages, page_size=page_size, stats=stats
-        )
+    def __init__(self, method: MultiDraft, stores: Stores, *, lanes: int, max_tokens: int, stats: Stats) -> None:
+        super().__init__(method.as_smc(), stores, lanes=lanes, max_tokens=max_tokens, stats=stats)
         self.couplings = method.couplings()
         self.preference = Preference.start(lanes)
         self.drafter = _ChainDrafter(self.drafter, self.couplings, self._choice)
@@ -63,7 +51,7 @@ class ChainEngine(ParticleEngine):
         with self.stats.clock("draft"):
             block = self.drafter.write(writing)
         with self.stats.clock("score"):
-            law, _, row = self.judge.score(block, None)
+            law, _, row = self.judge.score(block, self._slant(writing))
         with self.stats.clock("coupling"):
             laws = _Laws(block, law, row, N)
             path = self._descend(block, laws)

@@ -37,7 +37,7 @@ class Block:
     rows: list[Tensor]  # per position: (m,) int64, the rows drafted there
     laws: list[Tensor | None]  # per position: (m, V) float32 normalised log q, where judging needs the whole law
     columns: list[Tensor | None]  # per position: (m, C) int64, what token each column of its law is, −1 none; None: all
-    masks: list[Future[Tensor]]  # per position, bonus included: packed (n, ⌈V/32⌉) int32; empty if nothing is masked
+    masks: list[Future[Tensor]]  # per position, bonus included: packed (n, ⌈V/32⌉) int32; empty if no slot is masked
 
     @classmethod
     def empty(cls, slots: Tensor, K: int) -> "Block":
@@ -54,11 +54,11 @@ class Drafter:
 
     def __init__(
         self, spec: Draft | None, slots: Slots, passes: Passes, twist: Twist, endings: Endings,
-        temperature: Callable[[Tensor], Tensor | float],
+        temperature: Callable[[Tensor], Tensor],
     ) -> None:  # fmt: skip
         self.spec, self.slots, self.passes, self.twist = spec, slots, passes, twist
-        self.endings, self.temperature = endings, temperature
-        self.worker = ThreadPoolExecutor(1, "masks") if twist.masked else None
+        self.endings, self.temperature = endings, temperature  # of the draft in some slots: (n,) int64 → (n,) float64
+        self.worker = ThreadPoolExecutor(1, "masks")  # its thread starts with the first mask
 
     def write(self, slots: Tensor) -> Block:
         """Draft up to K tokens in each slot (n,), to the text's end, the cap, or where nothing is allowed."""
@@ -83,7 +83,7 @@ class Drafter:
 
     def _foresight(self, block: Block, K: int) -> Foresight | None:
         """Potential states to look ahead with, if anything is masked; the masks of the first position are begun."""
-        if self.worker is None:
+        if not bool(self.twist.masked[block.slots].any()):
             return None
         foresight = Foresight(self.worker, self.twist, self.slots, block.slots, ahead=K > 0)
         block.masks.append(foresight.look())

@@ -1,5 +1,8 @@
 """Rows of logits → laws → tokens. Knows temperature, truncation, exponents and masks; no model, no page."""
 
+import dataclasses
+import math
+
 import torch
 from torch import Tensor
 
@@ -8,7 +11,7 @@ from smcdecode.declare.target import Target
 from smcdecode.errors import InvalidWeight
 from smcdecode_kernels import reference
 
-__all__ = ["check_numbers", "local_law", "proposal_law"]
+__all__ = ["Slant", "check_numbers", "law_of", "local_law", "proposal_law"]
 
 
 def check_numbers(x: Tensor, name: str) -> None:
@@ -17,46 +20,87 @@ def check_numbers(x: Tensor, name: str) -> None:
         raise InvalidWeight(f"{name} produced NaN or infinite logits: check the checkpoint and its dtype")
 
 
-def local_law(logits: Tensor, target: Target, alpha: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The target's local law r ∝ p^α m at some positions, (5).
+@dataclasses.dataclass(frozen=True)
+class Slant:
+    """What the targets of some rows make of a model's logits; rows of one batch may belong to different targets."""
+
+    law: Tensor  # (n, 3) float64: temperature, top_k (inf keeps all), top_p (1 keeps all); they define p
+    alpha: Tensor  # (n,) float64 exponents
+    masked: Tensor  # (n,) bool: rows whose target masks tokens
+
+    def __getitem__(self, rows: Tensor) -> "Slant":
+        """That of some rows, (m,) int64."""
+        return Slant(self.law[rows], self.alpha[rows], self.masked[rows])
+
+
+def law_of(target: Target) -> tuple[float, float, float]:
+    """The numbers by which a target's p is made of logits, as in :class:`Slant`."""
+    return target.temperature, target.top_k or math.inf, 1.0 if target.top_p is None else target.top_p
+
+
+def local_law(logits: Tensor, slant: Slant, mask: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
+    """The targets' local laws r ∝ p^α m at some positions, (5).
 
     Args:
         logits: (n, V) float32 of the target model.
-        target: gives temperature and truncation, which define p.
-        alpha: (n,) float64 exponents; None for α = 1 at every row.
-        mask: (n, ⌈V/32⌉) int32 tokens allowed by the potentials, packed; or None.
+        slant: the rows' temperature, truncation and exponents.
+        mask: (n, ⌈V/32⌉) int32 tokens allowed by the potentials, packed, all of them in rows that are not masked;
+            or None.
+        name: of the model, for messages.
 
     Returns:
         log (p^α m), (n, V) float32, not normalised, and log Z (n,) float64; exactly 0 where α = 1 and there is no mask.
     """
-    log_p = reference.log_law(logits, target.temperature, target.top_k, target.top_p)
-    check_numbers(logits.amax(-1) if target.temperature == 0 else log_p[:, 0], target.model.name)
-    if alpha is None and mask is None:
+    log_p = _log_p(logits, slant.law, name)
+    free = (slant.alpha == 1) & ~slant.masked
+    if bool(free.all()):
         return log_p, torch.zeros(len(logits), dtype=torch.float64)
-    if alpha is not None:
-        log_p = log_p * alpha[:, None].float()
+    if bool((slant.alpha != 1).any()):
+        log_p = log_p * slant.alpha[:, None].float()
     if mask is not None:
         log_p = reference.apply_bitmask(log_p, mask)
-    return log_p, reference.log_norm(log_p)
+    return log_p, reference.log_norm(log_p).masked_fill_(free, 0.0)
 
 
-def proposal_law(logits: Tensor, draft: Draft, temperature: Tensor | float, mask: Tensor | None) -> Tensor:
+def _log_p(logits: Tensor, law: Tensor, name: str) -> Tensor:
+    """Each row's log p under its own temperature and truncation: (n, V) float32."""
+    kinds = law.unique(dim=0)  # type: ignore[no-untyped-call]
+    if len(kinds) == 1:
+        return _truncated(logits, kinds[0].tolist(), name)
+    log_p = torch.empty_like(logits)
+    for kind in kinds:
+        rows = (law == kind).all(-1).nonzero()[:, 0]
+        log_p[rows] = _truncated(logits[rows], kind.tolist(), name)
+    return log_p
+
+
+def _truncated(logits: Tensor, law: list[float], name: str) -> Tensor:
+    temperature, top_k, top_p = law
+    log_p = reference.log_law(logits, temperature, None if math.isinf(top_k) else int(top_k), top_p)
+    check_numbers(logits.amax(-1) if temperature == 0 else log_p[:, 0], name)
+    return log_p
+
+
+def proposal_law(logits: Tensor, draft: Draft, temperature: Tensor, mask: Tensor | None) -> Tensor:
     """The law a draft samples from, not normalised: temperature first, then truncation, then the mask.
 
     Args:
         logits: (n, V) float32 of the draft model.
         draft: gives the truncation.
-        temperature: one for all rows, or (n,) float64; 0 is greedy.
+        temperature: (n,) float64; 0 is greedy.
         mask: (n, ⌈V/32⌉) int32 tokens allowed by the potentials, packed; or None.
 
     Returns:
         (n, V) float32 log-weights; draw() normalises them.
     """
-    if isinstance(temperature, Tensor):
-        logits, temperature = logits / temperature[:, None].float(), 1.0
-    if temperature == 0 or draft.top_k is not None or draft.top_p is not None:
+    greedy = temperature == 0
+    law = logits
+    if bool((temperature != 1).any()):
+        law = logits / temperature.masked_fill(greedy, 1.0)[:, None].float()
+    if draft.top_k is not None or draft.top_p is not None:
         check_numbers(logits.amax(-1), draft.model.name)  # a NaN would look like the largest
-        law = reference.log_law(logits, temperature, draft.top_k, draft.top_p)
-    else:
-        law = logits if temperature == 1 else logits / temperature
+        law = reference.log_law(law, 1.0, draft.top_k, draft.top_p)
+    if bool(greedy.any()):
+        check_numbers(logits.amax(-1), draft.model.name)
+        law = torch.where(greedy[:, None], reference.log_law(logits, 0.0, None, None), law)
     return law if mask is None else reference.apply_bitmask(law.clone() if law is logits else law, mask)

@@ -5,9 +5,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from smcdecode.declare.target import Target
 from smcdecode.engine.drafting import Block, Stream
-from smcdecode.engine.draw import local_law
+from smcdecode.engine.draw import Slant, local_law
 from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.stats import Stats
@@ -35,17 +34,17 @@ class Verdict:
 class Judge:
     """Scores blocks with the target model and weighs them at a strictness."""
 
-    def __init__(self, target: Target, strict: bool, slots: Slots, passes: Passes, stats: Stats) -> None:
-        self.target, self.strict, self.slots, self.passes, self.stats = target, strict, slots, passes, stats
+    def __init__(self, strict: bool, slots: Slots, passes: Passes, stats: Stats) -> None:
+        self.strict, self.slots, self.passes, self.stats = strict, slots, passes, stats
 
-    def judge(self, block: Block, alpha: Tensor | None) -> Verdict:
+    def judge(self, block: Block, slant: Slant) -> Verdict:
         """Score a block and decide on its tokens; redrawn ones are replaced in ``block.tokens``.
 
         Args:
             block: what was drafted.
-            alpha: (n,) float64 exponents, or None where α = 1.
+            slant: what the targets of its n slots make of the logits.
         """
-        law, log_z, row = self.score(block, alpha)
+        law, log_z, row = self.score(block, slant)
         n = len(block.slots)
         verdict = Verdict(
             torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.bool),
@@ -58,14 +57,14 @@ class Judge:
             rows = rows[standing]
             if len(rows):
                 at = row[rows, k]
-                self._position(block, verdict, k, rows, law[at], log_z[at], log_q, columns, alpha)
+                self._position(block, verdict, k, rows, law[at], log_z[at], log_q, columns, slant.alpha)
         verdict.bonus = (~verdict.refused & ~block.ended).nonzero()[:, 0]
         at = row[verdict.bonus, block.count[verdict.bonus]]
         verdict.log_w[verdict.bonus, block.count[verdict.bonus]] = log_z[at]  # (5)
         verdict.bonus_law = law[at]
         return verdict
 
-    def score(self, block: Block, alpha: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def score(self, block: Block, slant: Slant) -> tuple[Tensor, Tensor, Tensor]:
         """One target pass over each slot's last token and its block, (3).
 
         Returns:
@@ -83,12 +82,12 @@ class Judge:
         owner = packed.nonzero()[:, 0]
         masks = [mask.result() for mask in block.masks]
         mask = torch.stack(masks, 1)[packed[:, : len(masks)]] if masks else None
-        law, log_z = local_law(logits, self.target, None if alpha is None else alpha[owner], mask)
+        law, log_z = local_law(logits, slant[owner], mask, self.passes.p.name)
         return law, log_z, row
 
     def _position(
         self, block: Block, verdict: Verdict, k: int, rows: Tensor, law: Tensor, log_z: Tensor, log_q: Tensor | None,
-        columns: Tensor | None, alpha: Tensor | None,
+        columns: Tensor | None, alpha: Tensor,
     ) -> None:  # fmt: skip
         """Decide on drafted token k of the rows still standing, (4) and its strict form."""
         barren = torch.isneginf(log_z)  # no token at all has weight here: the particle dies
@@ -105,7 +104,7 @@ class Judge:
             ratio = law.gather(-1, block.tokens[rows, k, None])[:, 0].double() - log_z - block.log_q[rows, k]
         log_pa = law.gather(-1, block.tokens[rows, k, None])[:, 0].double()
         verdict.log_w[rows, k] = ratio + log_z
-        verdict.log_p[rows] += log_pa if alpha is None else log_pa / alpha[rows]
+        verdict.log_p[rows] += log_pa / alpha[rows]
         verdict.kept[rows] = k + 1
 
     def _strict(

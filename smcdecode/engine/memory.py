@@ -13,10 +13,13 @@ __all__ = ["Budget", "bytes_of", "plan_memory"]
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a run may use: lanes that run at once, and pages they share."""
+    """What requests may use together."""
 
-    lanes: int
+    lanes: int  # requests of one method that run at once
     pages: int
+    workspace: int  # bytes of logits and laws
+    page_size: int
+    max_tokens: int  # of the longest continuation
 
 
 def available_bytes() -> int:
@@ -42,7 +45,9 @@ def bytes_of(memory: float) -> int:
     return int(memory) if memory > 1 else int(memory * available_bytes())
 
 
-def plan_memory(memory: int, needs: Sequence[int], page_bytes: int, lane_bytes: int) -> Budget:
+def plan_memory(
+    memory: int, needs: Sequence[int], page_bytes: int, lane_bytes: int, *, page_size: int, max_tokens: int
+) -> Budget:
     """As many lanes as fit, and pages for them.
 
     Args:
@@ -50,6 +55,8 @@ def plan_memory(memory: int, needs: Sequence[int], page_bytes: int, lane_bytes: 
         needs: most pages each request can ever hold.
         page_bytes: bytes of one page in all stores.
         lane_bytes: bytes of logits and laws a running lane needs besides its pages.
+        page_size: tokens a page.
+        max_tokens: of the longest continuation.
 
     Raises:
         OutOfPages: when the request with the largest need does not fit alone.
@@ -64,4 +71,5 @@ def plan_memory(memory: int, needs: Sequence[int], page_bytes: int, lane_bytes: 
     lanes = min(len(needs), memory // (min(needs) * page_bytes + lane_bytes))
     lanes = max(1, min(lanes, (memory - largest * page_bytes) // lane_bytes))
     concurrent = sum(sorted(needs)[-lanes:])
-    return Budget(lanes, min(concurrent, (memory - lanes * lane_bytes) // page_bytes))
+    pages = min(concurrent, (memory - lanes * lane_bytes) // page_bytes)
+    return Budget(lanes, pages, lanes * lane_bytes, page_size, max_tokens)

@@ -10,15 +10,13 @@ from torch import Tensor
 
 from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft, Local
-from smcdecode.declare.target import Target
 from smcdecode.engine.ahead import Ahead
 from smcdecode.engine.checking import Checker
 from smcdecode.engine.drafting import Drafter, Stream
-from smcdecode.engine.draw import local_law
+from smcdecode.engine.draw import Slant, local_law
 from smcdecode.engine.endings import Endings
 from smcdecode.engine.judging import Judge
-from smcdecode.engine.pages import PagePool
-from smcdecode.engine.passes import Passes
+from smcdecode.engine.passes import Passes, Stores
 from smcdecode.engine.request import Request
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.stats import Stats
@@ -30,27 +28,25 @@ __all__ = ["ParticleEngine"]
 
 
 class ParticleEngine:
-    """Lanes of N particles of one target under one SMC method, over one pool of pages."""
+    """Lanes of N particles under one SMC method; each lane has a target of its own, all of one model."""
 
-    def __init__(
-        self, target: Target, method: SMC, *, lanes: int, max_tokens: int, pages: int, page_size: int, stats: Stats
-    ) -> None:
-        self.target, self.method, self.stats = target, method, stats
+    def __init__(self, method: SMC, stores: Stores, *, lanes: int, max_tokens: int, stats: Stats) -> None:
+        self.method, self.stats = method, stats
         spec = method.proposal if isinstance(method.proposal, Draft) else None
         self.spec = spec
-        self.passes = Passes(target.model, spec.model if spec else None, pages, page_size, stats)  # type: ignore[arg-type]
-        self.slots = Slots(lanes, method.slots, max_tokens, PagePool(pages), page_size)
+        vocabulary = stores.p.vocabulary
+        self.passes = Passes(spec.model if spec else None, stores, stats)  # type: ignore[arg-type]
+        self.slots = Slots(lanes, method.slots, max_tokens, stores.pool, stores.page_size)
         local = method.proposal if isinstance(method.proposal, Local) else Local(check="mask")
-        self.twist = Twist(target.potentials, lanes * method.slots, target.model.vocabulary, local.check)
-        self.endings = Endings(target.model.vocabulary, self.slots)
-        ahead = local.ahead if self.twist.masked and not self.twist.checked else 0
-        self.tuner = Tuner(spec, ahead, target.model, self.slots)
+        self.twist = Twist(lanes * method.slots, vocabulary, local.check)
+        self.endings = Endings(vocabulary, self.slots)
+        self.tuner = Tuner(spec, local.ahead, stores.p, self.slots)
         self.drafter = Drafter(spec, self.slots, self.passes, self.twist, self.endings, self._temperature)
-        if ahead:
+        if spec is None and local.ahead:
             self.drafter = Ahead(self.drafter)
-        self.checker = Checker(local, self.slots, self.twist, self.endings) if self.twist.checked else None
-        self.judge = Judge(target, spec.strict if spec else ahead > 0, self.slots, self.passes, stats)
-        self.bonus_law = torch.empty(0, target.model.vocabulary.size)  # rows that slots.next_row points into
+        self.checker = Checker(local, self.slots, self.twist, self.endings)
+        self.judge = Judge(spec.strict if spec else local.ahead > 0, self.slots, self.passes, stats)
+        self.bonus_law = torch.empty(0, vocabulary.size)  # rows that slots.next_row points into
         self.deaths: list[list[Death]] = [[] for _ in range(lanes)]
         self._first: list[tuple[Tensor, Tensor]] = []  # lanes just read, and the target's logits behind their prompts
 
@@ -65,8 +61,11 @@ class ParticleEngine:
         for lane, request in zip(lanes, requests, strict=True):
             self.deaths[lane] = []
             self.endings.stops[lane] = request.stops
-            self.twist.start(range(lane * self.slots.N, lane * self.slots.N + first), request.prompt)
+            slots = range(lane * self.slots.N, lane * self.slots.N + first)
+            self.twist.start(slots, request.prompt, request.target.potentials)
             self.drafter.begin(lane, request.prompt.tokens)
+            if self.spec is None and (self.twist.checked[slots[0]] or not self.twist.masked[slots[0]]):
+                self.slots.block[lane] = 0  # nothing tells in advance which tokens are few enough to guess
         batch = self.slots.prompts(index)
         tokens = torch.tensor([t for request in requests for t in request.prompt.tokens])
         positions = torch.cat([torch.arange(n) for n in batch.q_len.tolist()])
@@ -94,8 +93,7 @@ class ParticleEngine:
         self.bonus_law = torch.cat(laws) if len(laws) > 1 else laws[0]
         self._bury(increments, "weight zero under the target's law and the masks")
         with self.stats.clock("potentials"):
-            if self.checker is not None:
-                self._draw_checked(self.checker, increments)
+            self._draw_checked(increments)
             increments += self._weigh()
         increments += slots.settle()
         increments += self._finish_bridge()
@@ -104,12 +102,11 @@ class ParticleEngine:
     def _write_block(self, writing: Tensor, increments: Tensor, offset: int) -> Tensor:
         """One block in every slot of ``writing``; returns the laws of the bonus tokens, rows ``offset`` on."""
         slots = self.slots
-        if self.twist.masked:
-            self._show(writing)
+        self._show(writing[self.twist.masked[writing]])
         with self.stats.clock("draft"):
             block = self.drafter.write(writing)
         with self.stats.clock("score"):
-            verdict = self.judge.judge(block, self._exponents(writing))
+            verdict = self.judge.judge(block, self._slant(writing))
         self.drafter.learn(block, verdict.law, verdict.row)
         self._owe(writing, verdict.log_w, increments)
         slots.log_p[writing] += verdict.log_p
@@ -135,8 +132,9 @@ class ParticleEngine:
         self._first = []
         first = lanes * self.slots.N
         states = [self.twist.states[slot] for slot in first.tolist()]
-        mask = self.twist.masks(states, self.slots.texts(first)) if self.twist.masked else None
-        law, log_z = local_law(logits, self.target, self._exponents(first), mask)
+        masked = bool(self.twist.masked[first].any())
+        mask = self.twist.masks(states, self.slots.texts(first)) if masked else None
+        law, log_z = local_law(logits, self._slant(first), mask, self.passes.p.name)
         slots = self.slots.of(lanes)
         row = torch.arange(len(lanes)).repeat_interleave(self.slots.N)
         slots, row = slots[~self.slots.idle[slots]], row[~self.slots.idle[slots]]
@@ -151,7 +149,7 @@ class ParticleEngine:
 
     def _alpha(self, cycle: Tensor) -> Tensor:
         """Exponent of each lane at a cycle, (lanes,) float64: the bridge from 1 to α."""
-        alpha = torch.full((self.slots.lanes,), self.target.alpha, dtype=torch.float64)
+        alpha = self.slots.alpha
         if not self.method.bridge:
             return alpha
         return 1.0 + (alpha - 1.0) * (cycle.double() / self.method.bridge).clamp(0.0, 1.0)
@@ -169,16 +167,20 @@ class ParticleEngine:
         self.slots.cycle.copy_(last)
         return increments
 
-    def _exponents(self, slots: Tensor) -> Tensor | None:
-        return None if self.target.alpha == 1 else self._alpha(self.slots.cycle)[self.slots.lane[slots]]
+    def _exponents(self, slots: Tensor) -> Tensor:
+        """The exponent that stands in this cycle in each of some slots: (n,) float64."""
+        return self._alpha(self.slots.cycle)[self.slots.lane[slots]]
 
-    def _temperature(self, slots: Tensor) -> Tensor | float:
+    def _slant(self, slots: Tensor) -> Slant:
+        """What the targets of some slots make of the model's logits in this cycle."""
+        return Slant(self.slots.law[self.slots.lane[slots]], self._exponents(slots), self.twist.masked[slots])
+
+    def _temperature(self, slots: Tensor) -> Tensor:
         """The draft's temperature: as declared, else the target's over the exponent (least variance of the weights)."""
         assert self.spec is not None
         if self.spec.temperature is not None:
-            return self.spec.temperature
-        alpha = self._exponents(slots)
-        return self.target.temperature if alpha is None else self.target.temperature / alpha
+            return torch.full((len(slots),), self.spec.temperature, dtype=torch.float64)
+        return self.slots.law[self.slots.lane[slots], 0] / self._exponents(slots)
 
     # ---- potentials and deaths
 
@@ -186,8 +188,8 @@ class ParticleEngine:
         """The log ψ of every slot that moved since its potentials last spoke, over the ψ they spoke then, (4)."""
         slots = self.slots
         increments = torch.zeros_like(slots.log_psi)
-        moved = (~slots.dead & (slots.heard < slots.length)).nonzero()[:, 0]
-        if not self.twist.potentials or not len(moved):
+        moved = (self.twist.weighed & ~slots.dead & (slots.heard < slots.length)).nonzero()[:, 0]
+        if not len(moved):
             return increments
         self._show(moved)
         value, killers = self.twist.log_psi(moved.tolist(), slots.finished[moved].tolist())
@@ -233,8 +235,7 @@ class ParticleEngine:
             idle = (ancestors < 0).nonzero()[:, 0]
             ancestors = torch.where(ancestors < 0, torch.arange(len(ancestors)), ancestors)
             self.slots.select(ancestors)
-            if self.twist.potentials:
-                self.twist.select(ancestors.tolist())
+            self.twist.select(ancestors.tolist())
             if len(idle):
                 self.slots.vacate(idle)
                 self.twist.clear(idle.tolist())
@@ -252,17 +253,17 @@ class ParticleEngine:
             slots.release(over)
         slots.cycle += 1
 
-    def _draw_checked(self, checker: Checker, increments: Tensor) -> None:
+    def _draw_checked(self, increments: Tensor) -> None:
         """Draw the bonus tokens by checks. Token and weight come together, so it is before resampling: copies share it.
 
         The weight is a share of the law's, whose log Z is counted already.
         """
-        slots = (self.slots.next_row >= 0).nonzero()[:, 0]
+        slots = (self.twist.checked & (self.slots.next_row >= 0)).nonzero()[:, 0]
         if not len(slots):
             return
         self._show(slots)
         law = self.bonus_law[self.slots.next_row[slots]]
-        tokens, log_w, refusals = checker.draw(slots, law)
+        tokens, log_w, refusals = self.checker.draw(slots, law)
         increments[slots] += log_w
         for slot in slots[torch.isneginf(log_w)].tolist():
             self._die(slot, refusals[slot])
@@ -280,8 +281,7 @@ class ParticleEngine:
         return self.slots.uniform(slots, 0, Stream.BONUS)
 
     def _count(self, slots: Tensor, log_pa: Tensor) -> None:
-        alpha = self._exponents(slots)
-        self.slots.log_p[slots] += log_pa if alpha is None else log_pa / alpha
+        self.slots.log_p[slots] += log_pa / self._exponents(slots)
 
     def uniforms(self) -> Tensor:
         """(lanes, N) float64 uniforms for this cycle's resampling."""

@@ -1,29 +1,44 @@
 """Target and draft behind one block table: passes over packed tokens, counted. Knows models and stores; no weights."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from smcdecode.engine.attention import Batch
 from smcdecode.engine.model import LanguageModel
+from smcdecode.engine.pages import PagePool
 from smcdecode.engine.stats import Stats
 
-__all__ = ["Passes"]
+__all__ = ["Passes", "Stores"]
+
+
+class Stores:
+    """One pool of pages, and under its page numbers the keys and values of a target's model and of some drafts."""
+
+    def __init__(self, p: LanguageModel, drafts: Sequence[LanguageModel], pages: int, page_size: int) -> None:
+        self.p, self.pool, self.page_size = p, PagePool(pages), page_size
+        self.target = p.store(pages + 1, page_size)  # page 0 is the null page
+        self.drafts = {id(q): q.store(pages + 1, page_size) for q in drafts}
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes copied because of resampling."""
+        return self.target.bytes_moved + sum(store.bytes_moved for store in self.drafts.values())
 
 
 class Passes:
-    """Two models, two stores of keys and values, the same page numbers."""
+    """The target and perhaps a draft, over stores that other drafts use too."""
 
-    def __init__(self, p: LanguageModel, q: LanguageModel | None, pages: int, page_size: int, stats: Stats) -> None:
-        self.p, self.q, self.stats = p, q, stats
-        self.stats.pages = pages
-        self.p_store = p.store(pages + 1, page_size)  # page 0 is the null page
-        self.q_store = q.store(pages + 1, page_size) if q is not None else None
+    def __init__(self, q: LanguageModel | None, stores: Stores, stats: Stats) -> None:
+        self.p, self.q, self.stores, self.stats = stores.p, q, stores, stats
+        self.q_store = stores.drafts[id(q)] if q is not None else None
 
     def target(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor) -> Tensor:
         """Logits of the target at ``rows`` (R,) of the packed ``tokens`` (T,): (R, V) float32."""
         self.stats.target_passes += 1
         self.stats.target_positions += len(tokens)
-        return self.p(tokens, positions, self.p.plan(batch, self.p_store), rows)
+        return self.p(tokens, positions, self.p.plan(batch, self.stores.target), rows)
 
     def draft(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor) -> Tensor:
         """Logits of the draft, cut or padded with −inf to the target's vocabulary; (0, 0) where there is no draft."""
@@ -42,7 +57,7 @@ class Passes:
         """Copy whole pages in both stores."""
         if not len(source):
             return
-        for store in (self.p_store, self.q_store):
+        for store in (self.stores.target, self.q_store):
             if store is not None:
                 store.copy_pages(source, copies)
-        self.stats.bytes_moved = sum(s.bytes_moved for s in (self.p_store, self.q_store) if s is not None)
+        self.stats.bytes_moved = self.stores.bytes_moved

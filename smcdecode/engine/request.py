@@ -1,10 +1,16 @@
-"""One prompt to be decoded: its tokens, its seed, its cap. Knows nothing of how."""
+"""One prompt to be decoded: its tokens, its target and method, its seed, its cap. Knows nothing of how."""
 
 import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from typing import cast
 
+from smcdecode.declare.method import SMC
+from smcdecode.declare.proposal import Draft
+from smcdecode.declare.target import Target
+from smcdecode.declare.verification import Method
+from smcdecode.engine.model import LanguageModel
 from smcdecode.potentials.potential import Prompt
 from smcdecode.potentials.stops import Stops
 
@@ -15,11 +21,25 @@ __all__ = ["Request", "seeds"]
 class Request:
     """A prompt in the queue."""
 
-    index: int  # place in the caller's list
+    index: int  # what the caller knows it by
     prompt: Prompt
+    target: Target
+    method: Method
     seed: int  # 64 bits: every draw of this request is a function of it
     max_tokens: int
     stops: Stops = Stops()  # noqa: RUF009  frozen; what ends a text besides EOS and the cap
+
+    @property
+    def smc(self) -> SMC:
+        """The method as a particle system."""
+        return self.method if isinstance(self.method, SMC) else self.method.as_smc()
+
+    @property
+    def models(self) -> list[LanguageModel]:
+        """The target's model and the draft, where there is one."""
+        proposal = self.smc.proposal
+        models = [self.target.model, *([proposal.model] if isinstance(proposal, Draft) else [])]
+        return cast(list[LanguageModel], models)  # what declarations know of a model is less
 
 
 def seeds(seed: int, prompts: Sequence[Prompt]) -> list[int]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from smcdecode.engine.attention import Batch
+from smcdecode.engine.draw import law_of
 from smcdecode.engine.pages import BlockTable, PagePool
 from smcdecode.engine.request import Request
 from smcdecode_kernels import reference
@@ -53,6 +54,8 @@ class Slots:
         self.cap = torch.zeros(lanes, dtype=torch.int64)
         self.strictness = torch.zeros(lanes, dtype=torch.float64)  # s of each lane's next cycle
         self.block = torch.zeros(lanes, dtype=torch.int64)  # K of each lane's next cycle
+        self.alpha = torch.ones(lanes, dtype=torch.float64)  # the target's exponent
+        self.law = torch.ones(lanes, 3, dtype=torch.float64)  # the target's temperature, top_k and top_p, as in Slant
 
     def of(self, lanes: Tensor) -> Tensor:
         """The slots of some lanes, lane by lane: (n,) int64 → (n · N,) int64."""
@@ -68,6 +71,9 @@ class Slots:
         self.seed[lanes] = torch.tensor([request.seed for request in requests])
         self.cap[lanes] = torch.tensor([request.max_tokens for request in requests])
         self.cycle[lanes] = 0
+        targets = [request.target for request in requests]
+        self.alpha[lanes] = torch.tensor([target.alpha for target in targets], dtype=torch.float64)
+        self.law[lanes] = torch.tensor([law_of(target) for target in targets], dtype=torch.float64)
         for name in _ZERO_AT_FIRST:
             getattr(self, name)[slots] = 0
         self.lag[slots] = 1
@@ -195,8 +201,8 @@ class Slots:
         key, cycle = self.seed[lane], self.cycle[lane]
         return reference.uniform(key, self.particle[slots], cycle, torch.as_tensor(place), stream)
 
-    def audit(self) -> None:
-        """Check page counts against all holders; AssertionError names the first that is wrong."""
-        self.pool.audit([self.table.rows, *self.prefix])
+    def holders(self) -> list[Tensor]:
+        """All page numbers that are held here; AssertionError where a slot has lost pages with its keys and values."""
         lost = ~self.finished & (self.table.used * self.page_size < self.cached)
         assert not lost.any(), f"slot {int(lost.nonzero()[0, 0])} has lost pages that hold its keys and values"
+        return [self.table.rows, *self.prefix]

@@ -14,7 +14,36 @@ from smcdecode.potentials.vocabulary import Vocabulary
 
 __all__ = ["Death", "Twist"]
 
-States = list[Any]  # one state a factor
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Factors:
+    """The potentials of one request, and those of them, by number, that are asked for masks or about next tokens.
+
+    Both follow from the potentials and the proposal alone: were it a matter of what runs at the moment, a request's
+    tokens would depend on its company.
+    """
+
+    potentials: tuple[Potential, ...]
+    masked: tuple[int, ...]  # asked for masks
+    checked: tuple[int, ...]  # asked about single next tokens
+
+    @classmethod
+    def of(cls, potentials: Sequence[Potential], check: LookAhead) -> "Factors":
+        """See :class:`~smcdecode.declare.proposal.Local` for what ``check`` means."""
+        ways = [_look_ahead(psi, check) for psi in potentials]
+        masked, checked = (tuple(f for f, way in enumerate(ways) if way == kind) for kind in ("mask", "rejection"))
+        return cls(tuple(potentials), masked, checked)
+
+
+@dataclasses.dataclass(frozen=True)
+class States:
+    """What a slot's potentials remember: one state a factor."""
+
+    factors: Factors
+    values: list[Any]
+
+
+_NONE = States(Factors((), (), ()), [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,26 +61,28 @@ class Twist:
     """ψ_t of every slot: one state a slot and factor, forked when slots are selected.
 
     Attributes:
-        masked: the factors, by number, that are asked for masks.
-        checked: those that are asked about single next tokens. Both follow from the factors and the proposal alone:
-            were it a matter of what runs at the moment, a request's tokens would depend on its company.
+        weighed, masked, checked: (S,) bool, slots whose request has potentials; some that are asked for masks; some
+            that are asked about single next tokens.
     """
 
-    def __init__(
-        self, potentials: Sequence[Potential], slots: int, vocabulary: Vocabulary, check: LookAhead = "mask"
-    ) -> None:
-        self.potentials = tuple(potentials)
-        self.vocabulary = vocabulary
-        self.states: list[States] = [[] for _ in range(slots)]
-        ways = [_look_ahead(psi, check) for psi in self.potentials]
-        self.masked = [f for f, way in enumerate(ways) if way == "mask"]
-        self.checked = [f for f, way in enumerate(ways) if way == "rejection"]
+    def __init__(self, slots: int, vocabulary: Vocabulary, check: LookAhead = "mask") -> None:
+        self.vocabulary, self.check = vocabulary, check
+        self.states: list[States] = [_NONE] * slots
+        self.weighed, self.masked, self.checked = torch.zeros(3, slots, dtype=torch.bool)
 
-    def start(self, slots: Iterable[int], prompt: Prompt) -> None:
+    def start(self, slots: Sequence[int], prompt: Prompt, potentials: Sequence[Potential]) -> None:
         """States of the empty continuation for one lane's slots."""
-        first = [_guarded(psi, "start", psi.start, self.vocabulary, prompt) for psi in self.potentials]
+        factors = Factors.of(potentials, self.check)
+        first = States(factors, [_guarded(psi, "start", psi.start, self.vocabulary, prompt) for psi in potentials])
         for slot in slots:
-            self.states[slot] = self._copy(first)
+            self.states[slot] = _copy(first)
+        self._flag(slots, factors)
+
+    def _flag(self, slots: Sequence[int], factors: Factors) -> None:
+        for flags, has in (
+            (self.weighed, factors.potentials), (self.masked, factors.masked), (self.checked, factors.checked)
+        ):  # fmt: skip
+            flags[slots] = bool(has)
 
     def advance(self, slots: Iterable[int], blocks: Iterable[Sequence[int]]) -> None:
         """Advance the states of ``slots`` over the tokens each gained, without EOS."""
@@ -61,44 +92,47 @@ class Twist:
 
     def step(self, states: States, tokens: Sequence[int]) -> States:
         """Advance one state of each factor over some tokens; consumes ``states``."""
-        pairs = zip(self.potentials, states, strict=True)
-        return [_guarded(psi, "advance", psi.advance, state, tokens) for psi, state in pairs]
+        pairs = zip(states.factors.potentials, states.values, strict=True)
+        return States(states.factors, [_guarded(psi, "advance", psi.advance, value, tokens) for psi, value in pairs])
 
     def fork(self, slots: Iterable[int]) -> list[States]:
         """Independent copies of the states of some slots."""
-        return [self._copy(self.states[slot]) for slot in slots]
+        return [_copy(self.states[slot]) for slot in slots]
 
-    def _copy(self, states: States) -> States:
-        return [_guarded(psi, "fork", psi.fork, state) for psi, state in zip(self.potentials, states, strict=True)]
-
-    def select(self, ancestors: Sequence[int]) -> None:
+    def select(self, ancestors: list[int]) -> None:
         """Slot i takes over a fork of the states of slot ``ancestors[i]``."""
         moved = [(i, a) for i, a in enumerate(ancestors) if i != a]
-        for i, states in [(i, self._copy(self.states[a])) for i, a in moved]:
+        for flags in (self.weighed, self.masked, self.checked):
+            flags.copy_(flags[ancestors])
+        for i, states in [(i, _copy(self.states[a])) for i, a in moved]:
             self.states[i] = states
 
-    def clear(self, slots: Iterable[int]) -> None:
+    def clear(self, slots: Sequence[int]) -> None:
         """Forget the states of slots whose lane is done."""
         for slot in slots:
-            self.states[slot] = []
+            self.states[slot] = _NONE
+        self._flag(slots, _NONE.factors)
 
     def log_psi(self, slots: Sequence[int], complete: Sequence[bool]) -> tuple[Tensor, list[str | None]]:
         """The log ψ of some slots, (n,) float64, and for each the name of the first factor that is −inf."""
         total = torch.zeros(len(slots), dtype=torch.float64)
         killer: list[str | None] = [None] * len(slots)
-        for f, psi in enumerate(self.potentials):
+        states = [self.states[slot] for slot in slots]
+        for f in range(_most(states)):
             alive = [i for i, name in enumerate(killer) if name is None]
-            value = evaluate(psi, [self.states[slots[i]][f] for i in alive], [complete[i] for i in alive])
-            total[alive] += value
-            for i in torch.isneginf(value).nonzero()[:, 0].tolist():
-                killer[alive[i]] = psi.name
+            for psi, rows in _askers(states, f, alive):
+                value = evaluate(psi, [states[i].values[f] for i in rows], [complete[i] for i in rows])
+                total[rows] += value
+                for i in torch.isneginf(value).nonzero()[:, 0].tolist():
+                    killer[rows[i]] = psi.name
         return total, killer
 
     def why(self, slot: int, name: str, complete: bool) -> str | None:
         """Why the factor of this name forbids what a slot holds, in its own words; None where it has none."""
-        f = [psi.name for psi in self.potentials].index(name)
-        ask = getattr(self.potentials[f], "why", None)
-        return None if ask is None else ask(self.states[slot][f], complete)
+        states = self.states[slot]
+        f = [psi.name for psi in states.factors.potentials].index(name)
+        ask = getattr(states.factors.potentials[f], "why", None)
+        return None if ask is None else ask(states.values[f], complete)
 
     def masks(self, states: Sequence[States], texts: Sequence[Hashable]) -> Tensor:
         """Tokens that every factor allows next, packed (n, ⌈V/32⌉) int32; states of equal ``texts`` are asked once."""
@@ -112,13 +146,12 @@ class Twist:
         return masks[[row[text] for text in texts]]
 
     def _masks(self, states: Sequence[States]) -> Tensor:
-        every: Tensor | None = None
-        for f in self.masked:
-            mask = allowed_words(self.potentials[f], [s[f] for s in states], self.vocabulary.size)
-            if mask is not None:
-                every = mask if every is None else every & mask
-        if every is None:
-            every = torch.full((len(states), -(-self.vocabulary.size // 32)), -1, dtype=torch.int32)
+        every = torch.full((len(states), -(-self.vocabulary.size // 32)), -1, dtype=torch.int32)
+        for f in range(_most(states)):
+            for psi, rows in _askers(states, f, [i for i, s in enumerate(states) if f in s.factors.masked]):
+                mask = allowed_words(psi, [states[i].values[f] for i in rows], self.vocabulary.size)
+                if mask is not None:
+                    every[rows] &= mask
         return every
 
     def refusals(
@@ -129,21 +162,39 @@ class Twist:
         The slots' states stay as they are. Factors are asked in their order, and not about what is refused already.
         """
         killer: list[str | None] = [None] * len(slots)
-        for f in self.checked:
-            psi = self.potentials[f]
-            alive = [i for i, name in enumerate(killer) if name is None]
-            states = [self._peek(f, slots[i], nexts[i]) for i in alive]
-            value = evaluate(psi, states, [complete[i] for i in alive])
-            for i in torch.isneginf(value).nonzero()[:, 0].tolist():
-                killer[alive[i]] = psi.name
+        states = [self.states[slot] for slot in slots]
+        for f in range(_most(states)):
+            alive = [i for i, name in enumerate(killer) if name is None and f in states[i].factors.checked]
+            for psi, rows in _askers(states, f, alive):
+                ahead = [_peek(psi, states[i].values[f], nexts[i]) for i in rows]
+                value = evaluate(psi, ahead, [complete[i] for i in rows])
+                for i in torch.isneginf(value).nonzero()[:, 0].tolist():
+                    killer[rows[i]] = psi.name
         return killer
 
-    def _peek(self, f: int, slot: int, tokens: Sequence[int]) -> Any:
-        """The state of one factor of a slot behind some more tokens."""
-        psi, state = self.potentials[f], self.states[slot][f]
-        if not tokens:
-            return state
-        return _guarded(psi, "advance", psi.advance, _guarded(psi, "fork", psi.fork, state), tokens)
+
+def _most(states: Sequence[States]) -> int:
+    return max((len(s.values) for s in states), default=0)
+
+
+def _askers(states: Sequence[States], f: int, rows: Iterable[int]) -> Iterable[tuple[Potential, list[int]]]:
+    """Those of some rows that have a factor number f, together where it is the same potential."""
+    asked: dict[int, tuple[Potential, list[int]]] = {}
+    for i in rows:
+        if f < len(states[i].values):
+            psi = states[i].factors.potentials[f]
+            asked.setdefault(id(psi), (psi, []))[1].append(i)
+    return asked.values()
+
+
+def _copy(states: States) -> States:
+    pairs = zip(states.factors.potentials, states.values, strict=True)
+    return States(states.factors, [_guarded(psi, "fork", psi.fork, value) for psi, value in pairs])
+
+
+def _peek(psi: Potential, state: Any, tokens: Sequence[int]) -> Any:
+    """A state behind some more tokens; it stays as it is."""
+    return _guarded(psi, "advance", psi.advance, _guarded(psi, "fork", psi.fork, state), tokens) if tokens else state
 
 
 def _look_ahead(psi: Potential, check: LookAhead) -> LookAhead | None:

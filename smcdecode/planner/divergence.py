@@ -11,10 +11,10 @@ from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft, Local
 from smcdecode.declare.target import Target
 from smcdecode.engine.attention import Batch
-from smcdecode.engine.draw import local_law, proposal_law
-from smcdecode.engine.passes import Passes
+from smcdecode.engine.draw import Slant, law_of, local_law, proposal_law
+from smcdecode.engine.passes import Passes, Stores
 from smcdecode.engine.stats import Stats
-from smcdecode.engine.twist import Twist
+from smcdecode.engine.twist import Factors, Twist
 from smcdecode.errors import UnsupportedTarget
 from smcdecode.infer.forecast import Positions
 from smcdecode.infer.strictness import kept, moments, overlap
@@ -33,8 +33,7 @@ Text = tuple[Prompt, tuple[int, ...]]
 
 def split(target: Target) -> tuple[Target, Target]:
     """The target with the potentials that tell allowed next tokens, and the one with the others."""
-    twist = Twist(target.potentials, 0, target.model.vocabulary)
-    masked = tuple(target.potentials[f] for f in twist.masked)
+    masked = tuple(target.potentials[f] for f in Factors.of(target.potentials, "mask").masked)
     others = tuple(psi for psi in target.potentials if not any(psi is m for m in masked))
     base = Target(target.model, target.alpha, target.temperature, target.top_k, target.top_p, masked)
     return base, Target(target.model, potentials=others)
@@ -92,8 +91,8 @@ def twist_of(others: Target, prompts: Sequence[Prompt], posteriors: Sequence[Pos
 
 def _twist(others: Target, prompt: Prompt, posterior: Posterior) -> float | None:
     eos = others.model.vocabulary.eos
-    twist = Twist(others.potentials, posterior.N, others.model.vocabulary)
-    twist.start(range(posterior.N), prompt)
+    twist = Twist(posterior.N, others.model.vocabulary)
+    twist.start(range(posterior.N), prompt, others.potentials)
     twist.advance(range(posterior.N), [[t for t in tokens if t not in eos] for tokens in posterior.tokens])
     log_psi, _ = twist.log_psi(range(posterior.N), [True] * posterior.N)
     psi = np.exp(log_psi.numpy() - max(float(log_psi.max()), -1e300))
@@ -132,25 +131,30 @@ def _laws(base: Target, draft: Draft, prompt: Prompt, tokens: Sequence[int]) -> 
     """Along one text: log r (T, V), log Z (T,) and log q (T, V), where q has no token left a row of NaN."""
     ids = torch.tensor([*prompt.tokens, *tokens[:-1]])
     n, T = len(ids), len(tokens)
-    passes = Passes(base.model, draft.model, n, 1, Stats())  # type: ignore[arg-type]
+    passes = Passes(draft.model, Stores(base.model, [draft.model], n, 1), Stats())  # type: ignore[arg-type, list-item]
     length = torch.tensor([n])
     empty = torch.empty(0, dtype=torch.int64)
     batch = Batch(length, torch.arange(1, n + 1)[None], length, torch.zeros(1, dtype=torch.int64), (empty,), (0,))
     asked = (ids, torch.arange(n), batch, torch.arange(n - T, n))
     mask = _masks(base, prompt, tokens)
-    alpha = None if base.alpha == 1 else torch.full((T,), base.alpha, dtype=torch.float64)
-    law, log_z = local_law(passes.target(*asked), base, alpha, mask)
+    ones = torch.ones(T, dtype=torch.float64)
+    slant = Slant(
+        ones[:, None] * torch.tensor(law_of(base), dtype=torch.float64),
+        base.alpha * ones,
+        torch.full((T,), mask is not None),
+    )
+    law, log_z = local_law(passes.target(*asked), slant, mask, base.model.name)
     temperature = base.temperature / base.alpha if draft.temperature is None else draft.temperature
-    log_q = proposal_law(passes.draft(*asked), draft, temperature, mask)
+    log_q = proposal_law(passes.draft(*asked), draft, temperature * ones, mask)
     return law - log_z[:, None].float(), log_z, log_q - reference.log_norm(log_q)[:, None].float()
 
 
 def _masks(base: Target, prompt: Prompt, tokens: Sequence[int]) -> Tensor | None:
     """(T, ⌈V/32⌉) int32, packed: what the potentials allow before each token of a text."""
-    twist = Twist(base.potentials, 1, base.model.vocabulary)
-    if not twist.masked:
+    twist = Twist(1, base.model.vocabulary)
+    twist.start([0], prompt, base.potentials)
+    if not bool(twist.masked.any()):
         return None
-    twist.start([0], prompt)
     rows = []
     for i, token in enumerate(tokens):
         rows.append(twist.masks(twist.states, [tuple(tokens[:i])]))

@@ -80,10 +80,10 @@ class _Log:
         room = self.target.model.context
         most = min(_MOST_CYCLES, (4096 if room is None else room - len(self.prompt.tokens)) // (K + 1) - 2)
         [seed] = seeds(0, [self.prompt])
-        request = Request(0, self.prompt, seed, 2 + (K + 1) * max(2, most))
+        request = Request(0, self.prompt, self.target, method, seed, 2 + (K + 1) * max(2, most))
         stats = Stats()
-        scheduler = Scheduler(self.target, method, [request], memory=self.memory, page_size=1, stats=stats)
-        watch = _Watch(scheduler.engine.passes, stats)
+        scheduler = Scheduler.of([request], memory=self.memory, page_size=1, stats=stats)
+        watch = _Watch(stats)
         strict = isinstance(method.proposal, Draft) and method.proposal.strict
         begun = time.perf_counter()
         for done, parts in enumerate(watch.cycles(scheduler)):
@@ -139,11 +139,13 @@ class _Parts:
 
 
 class _Watch:
-    """Times the passes of an engine; what is left of each phase is overhead."""
+    """Times the passes of an engine behind its first cycle; what is left of each phase is overhead."""
 
-    def __init__(self, passes: Any, stats: Stats) -> None:
+    def __init__(self, stats: Stats) -> None:
         self.stats = stats
         self.made: dict[str, list[tuple[int, float]]] = {"target": [], "draft": []}
+
+    def _attach(self, passes: Any) -> None:
         for name in self.made:
             setattr(passes, name, self._timed(name, getattr(passes, name)))
 
@@ -159,12 +161,14 @@ class _Watch:
     def cycles(self, scheduler: Scheduler) -> Iterator[_Parts]:
         """Run it, a cycle at a time."""
         before, start = dict(self.stats.seconds), time.perf_counter()
-        for _ in scheduler.run():
+        for done, _ in enumerate(scheduler.run()):
             now = time.perf_counter()
             after = dict(self.stats.seconds)
             spent = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in ("prefill", "draft", "score")}
             made = {name: passes.copy() for name, passes in self.made.items()}
             yield _parts(spent, made, now - start)
+            if done == 0 and scheduler.groups:
+                self._attach(scheduler.groups[0].engine.passes)
             for passes in self.made.values():
                 passes.clear()
             before, start = dict(self.stats.seconds), time.perf_counter()
