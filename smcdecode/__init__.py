@@ -3,9 +3,11 @@
 from smcdecode.declare.method import SMC, Autoregressive
 from smcdecode.declare.proposal import Draft, Local
 from smcdecode.declare.target import Target
-from smcdecode.declare.verification import MultiDraft, Speculative
+from smcdecode.declare.verification import MultiDraft, Saguaro, Speculative
 from smcdecode.engine.load import load
+from smcdecode.engine.remote.process import remote
 from smcdecode.errors import (
+    DraftProcessError,
     InvalidOption,
     InvalidWeight,
     NoSurvivors,
@@ -42,6 +44,7 @@ __all__ = [
     "BasePotential",
     "Between",
     "Draft",
+    "DraftProcessError",
     "ExactAnswer",
     "Grammar",
     "InvalidOption",
@@ -60,6 +63,7 @@ __all__ = [
     "Regex",
     "Reward",
     "SMCDecodeError",
+    "Saguaro",
     "Speculative",
     "Stream",
     "SupportError",
@@ -73,6 +77,7 @@ __all__ = [
     "load",
     "plan",
     "potential",
+    "remote",
     "sample",
     "stream",
 ]

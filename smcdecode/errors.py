@@ -5,6 +5,7 @@ Outcomes of a correct run are values, not errors: a run in which all particles d
 """
 
 __all__ = [
+    "DraftProcessError",
     "InvalidOption",
     "InvalidWeight",
     "NoSurvivors",
@@ -46,6 +47,10 @@ class UnsupportedTarget(SMCDecodeError):
 
 class SupportError(SMCDecodeError):
     """The proposal gives probability zero to tokens that the target allows, so weights would be wrong."""
+
+
+class DraftProcessError(SMCDecodeError):
+    """The process that was to hold a draft could not begin, or is gone; the message says why."""
 
 
 class VocabularyMismatch(SMCDecodeError):

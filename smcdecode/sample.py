@@ -172,7 +172,8 @@ def _method(method: Any, goal: Target) -> Method:
         return Autoregressive() if goal.plain else SMC()
     if not isinstance(method, Method):
         raise InvalidOption(
-            f"method must be smc.SMC(…), smc.Autoregressive(…), smc.Speculative(…) or smc.MultiDraft(…); got {method!r}"
+            f"method must be smc.SMC(…), smc.Autoregressive(…), smc.Speculative(…), smc.MultiDraft(…) or "
+            f"smc.Saguaro(…); got {method!r}"
         )
     return method
 

@@ -15,6 +15,7 @@ NAMES = [
     "BasePotential",
     "Between",
     "Draft",
+    "DraftProcessError",
     "ExactAnswer",
     "Grammar",
     "InvalidOption",
@@ -33,6 +34,7 @@ NAMES = [
     "Regex",
     "Reward",
     "SMCDecodeError",
+    "Saguaro",
     "Speculative",
     "Stream",
     "SupportError",
@@ -46,6 +48,7 @@ NAMES = [
     "load",
     "plan",
     "potential",
+    "remote",
     "sample",
     "stream",
 ]

@@ -9,6 +9,7 @@ from smcdecode.declare.target import Target
 from smcdecode.errors import InvalidOption, SupportError, UnsupportedTarget
 from smcdecode.infer.adapt import AUTO, Population
 from smcdecode.infer.resampling import SCHEMES
+from smcdecode.potentials.potential import masks
 from smcdecode.potentials.vocabulary import check_same
 
 __all__ = ["SMC", "Autoregressive"]
@@ -26,6 +27,10 @@ class SMC:
         threshold: resample when ESS < threshold·N; 0 never (importance sampling), 1 at every uneven weight.
         bridge: for p^α, the number of cycles over which the exponent rises from 1 to α, so that early weights stay
             calm; the final target is the same for every value.
+        overlap: whether the draft runs in a process of its own and writes the next blocks while the target scores the
+            last, for the outcome without resampling and the likeliest bonus tokens; what was guessed wrong is drafted
+            again, so answers are the same, token for token. For a draft of :func:`smcdecode.remote`, or one loaded by
+            name, which then gets a process for each call; potentials may not mask tokens.
 
     Raises:
         InvalidOption: for values that mean nothing.
@@ -37,6 +42,7 @@ class SMC:
     resampling: str = "systematic"
     threshold: float = 0.5
     bridge: int = 0
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.proposal, (Local, Draft)):
@@ -54,6 +60,20 @@ class SMC:
             raise InvalidOption(f"threshold must lie in [0, 1] (a fraction of the particles); got {self.threshold!r}")
         if not isinstance(self.bridge, int) or self.bridge < 0:
             raise InvalidOption(f"bridge must be a number of cycles ≥ 0; got {self.bridge!r}")
+        self._check_overlap()
+
+    def _check_overlap(self) -> None:
+        if self.overlap and not isinstance(self.proposal, Draft):
+            raise InvalidOption("overlap=True needs a draft that writes beside the target: smc.Draft(model, …)")
+        if self.overlap and isinstance(self.proposal, Draft) and self.proposal.block == "auto":
+            raise InvalidOption(
+                "a draft that writes ahead needs to know how long: give block a number with overlap=True"
+            )
+        if isinstance(self.proposal, Draft) and not self.overlap and getattr(self.proposal.model, "elsewhere", False):
+            raise InvalidOption(
+                f"{self.proposal.model.name} lives in a process of its own: use it with smc.Saguaro(…) or "
+                "smc.SMC(…, overlap=True), or load the draft with smc.load(…)"
+            )
 
     @property
     def population(self) -> Population | None:
@@ -71,10 +91,15 @@ class SMC:
         Raises:
             SupportError: a truncated or greedy draft at strictness 0.
             VocabularyMismatch: target and draft disagree on what an id means.
-            UnsupportedTarget: a greedy target raised to a power.
+            UnsupportedTarget: a greedy target raised to a power; masks that a draft elsewhere cannot see.
         """
         if target.temperature == 0 and target.alpha != 1:
             raise UnsupportedTarget("a greedy target (temperature 0) has one text; raising it to a power means nothing")
+        masked = [psi.name for psi in target.potentials if masks(psi)]
+        if self.overlap and masked:
+            raise UnsupportedTarget(
+                f"{', '.join(masked)} masks tokens, which a draft in another process cannot see: set overlap=False"
+            )
         if not isinstance(self.proposal, Draft):
             return
         common = check_same(target.model.vocabulary, self.proposal.model.vocabulary)

@@ -1,6 +1,7 @@
 """Decoders that verify drafted chains instead of weighing them: the text has exactly the law p. Knows no tensors."""
 
 import dataclasses
+from typing import Literal
 
 from smcdecode.declare.method import SMC, Autoregressive
 from smcdecode.declare.proposal import Draft
@@ -9,7 +10,7 @@ from smcdecode.errors import InvalidOption, UnsupportedTarget
 from smcdecode.infer.coupling.catalogue import COUPLINGS, Preference
 from smcdecode.infer.coupling.protocol import Coupling
 
-__all__ = ["Method", "MultiDraft", "Speculative"]
+__all__ = ["Method", "MultiDraft", "Saguaro", "Speculative"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,10 @@ class _Verification:
             self.model, self.block, strictness=1.0, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p
         )
 
+    def as_smc(self) -> SMC:
+        """The decoder as a particle system whose weights never move."""
+        raise NotImplementedError
+
     def check(self, target: Target) -> None:
         """Refuse targets that verification cannot serve.
 
@@ -54,7 +59,7 @@ class _Verification:
                 "unknown. Use smc.SMC(smc.Draft(…, strictness=1)), which proposes losslessly and weighs the rest, or "
                 "smc.exact(…) for exact answers from repeated runs."
             )
-        SMC(self.draft()).check(target)
+        self.as_smc().check(target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +73,50 @@ class Speculative(_Verification):
     def as_smc(self) -> SMC:
         """The same decoder as a particle system of one."""
         return SMC(self.draft(), 1, threshold=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Saguaro(_Verification):
+    """Lossless speculative decoding whose draft does not wait: it prepares for outcomes while the target verifies.
+
+    The draft lives in a process of its own. While the target judges a block, the draft writes continuations of the B
+    likeliest outcomes (k tokens kept, and the token behind them); where the outcome was among them the next block is
+    there at once (Kumar, Dao & May 2026, "Speculative speculative decoding", arXiv 2603.03251). With ``share=1`` and
+    ``backup="redraft"`` the text is that of :class:`Speculative`, token for token; otherwise it has the same law.
+
+    Args:
+        model: the draft: of :func:`smcdecode.remote`, or a model loaded by name, which then gets a process for each
+            call.
+        block, temperature, top_k, top_p: as for :class:`Speculative`.
+        budget: B, outcomes prepared for each sequence. They are shared out over k by what was measured.
+        backup: what is verified where the outcome was not prepared. "redraft": the draft writes then, and the target
+            waits; "lookup": what followed the same tokens before; "uniform": uniform tokens; "auto": the first or the
+            second, whichever is faster by what was measured, so that texts depend on clocks, though their law does not.
+        share: C in (0, 1]: the draft's likeliest tokens, an even share of the budget at each k, get C times their
+            weight. A smaller one makes refusals easier to foresee, and more frequent. "auto": the one with the best
+            predicted speed; texts depend on clocks then too.
+
+    Raises:
+        InvalidOption: for values that mean nothing.
+    """
+
+    _: dataclasses.KW_ONLY
+    budget: int = 16
+    backup: Literal["redraft", "lookup", "uniform", "auto"] = "redraft"
+    share: float | Literal["auto"] = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.budget, int) or self.budget < 1:
+            raise InvalidOption(f"budget must be an integer ≥ 1; got {self.budget!r}")
+        if self.backup not in ("redraft", "lookup", "uniform", "auto"):
+            raise InvalidOption(f'backup must be "redraft", "lookup", "uniform" or "auto"; got {self.backup!r}')
+        if self.share != "auto" and not (isinstance(self.share, (int, float)) and 0 < self.share <= 1):
+            raise InvalidOption(f'share must lie in (0, 1], or be "auto"; got {self.share!r}')
+
+    def as_smc(self) -> SMC:
+        """The same decoder as a particle system of one."""
+        return SMC(self.draft(), 1, threshold=0.0, overlap=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,4 +163,4 @@ class MultiDraft(_Verification):
         return SMC(self.draft(), self.chains, threshold=0.0)
 
 
-Method = SMC | Autoregressive | Speculative | MultiDraft
+Method = SMC | Autoregressive | Speculative | MultiDraft | Saguaro

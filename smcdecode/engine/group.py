@@ -2,15 +2,17 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from smcdecode.declare.method import SMC
-from smcdecode.declare.verification import Method, MultiDraft
+from smcdecode.declare.verification import Method, MultiDraft, Saguaro
 from smcdecode.engine.chains import ChainEngine
 from smcdecode.engine.particles import ParticleEngine
 from smcdecode.engine.passes import Stores
+from smcdecode.engine.remote.engine import RemoteEngine
 from smcdecode.engine.request import Request
 from smcdecode.engine.stats import Stats
 from smcdecode.engine.twist import Death
@@ -67,11 +69,7 @@ class Group:
         method = decoder if isinstance(decoder, SMC) else decoder.as_smc()
         self.decoder, self.stats, self._N = decoder, stats, method.slots
         self._population = method.population
-        self.engine = (
-            ChainEngine(decoder, stores, lanes=lanes, max_tokens=max_tokens, stats=stats)
-            if isinstance(decoder, MultiDraft)
-            else ParticleEngine(method, stores, lanes=lanes, max_tokens=max_tokens, stats=stats)
-        )
+        self.engine = _engine(decoder, method, stores, lanes=lanes, max_tokens=max_tokens, stats=stats)
         self._answers = 1 if isinstance(decoder, MultiDraft) else self._N  # the chains of a lane end as one text
         self._lane: list[Request | None] = [None] * lanes
         self._cycles: list[list[Cycle]] = [[] for _ in range(lanes)]
@@ -131,8 +129,9 @@ class Group:
         return [(lane, r) for lane, r in enumerate(self._lane) if r is not None and self._cycles[lane]]
 
     def stop(self) -> None:
-        """Free all lanes."""
+        """Free all lanes, and the engine."""
         self._free([lane for lane, request in enumerate(self._lane) if request is not None])
+        self.engine.close()
 
     # ---- ParticleSystem
 
@@ -224,6 +223,15 @@ class Group:
             self.engine.retire(lanes)
         for lane in lanes:
             self._lane[lane] = None
+
+
+def _engine(decoder: Method, method: SMC, stores: Stores, **options: Any) -> ParticleEngine:
+    """What runs a method."""
+    if isinstance(decoder, MultiDraft):
+        return ChainEngine(decoder, stores, **options)
+    if isinstance(decoder, Saguaro) or method.overlap:
+        return RemoteEngine(decoder if isinstance(decoder, Saguaro) else method, stores, **options)
+    return ParticleEngine(method, stores, **options)
 
 
 def _distinct(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from smcdecode.engine.demo import demo_folder
-from smcdecode.engine.model import LanguageModel, structural_copy
+from smcdecode.engine.model import LanguageModel, Recipe, structural_copy
 from smcdecode.engine.support import check_config, context_of, examine
 from smcdecode.errors import InvalidOption, UnsupportedModel
 from smcdecode.potentials.vocabulary import Vocabulary
@@ -46,7 +46,10 @@ def load(
         InvalidOption: the source is of another kind, or ``dtype``/``device`` are given for a loaded model.
     """
     if isinstance(source, (str, Path)):
-        return _load_checkpoint(source, dtype, device, name, batch_invariant)
+        loaded = _load_checkpoint(source, dtype, device, name, batch_invariant)
+        options = {"dtype": dtype, "device": device, "name": name, "batch_invariant": batch_invariant}
+        loaded.recipe = Recipe(source, options)
+        return loaded
     model, tokenizer = source if isinstance(source, tuple) else (source, None)
     _check_kind(model)
     _check_device(model.device, name or _name_of(model))

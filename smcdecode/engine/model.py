@@ -5,6 +5,8 @@ own: one registered attention function hands queries, keys and values to the vie
 """
 
 import copy
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from smcdecode.engine.fast import Cuts
 from smcdecode.errors import UnsupportedModel
 from smcdecode.potentials.vocabulary import Vocabulary
 
-__all__ = ["ATTENTION", "LanguageModel", "paged_attention", "register_attention", "structural_copy"]
+__all__ = ["ATTENTION", "LanguageModel", "Recipe", "paged_attention", "register_attention", "structural_copy"]
 
 ATTENTION = "smcdecode"  # the name under which transformers finds our attention function
 
@@ -33,6 +35,14 @@ HARMLESS = frozenset(
 )  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a model was loaded: the same call gives the same model in another process."""
+
+    source: str | Path
+    options: dict[str, Any]
+
+
 class LanguageModel(Algebra):
     """A model ready to run over pages; made by :func:`smcdecode.load`. Stands for the law p (or q) of its logits.
 
@@ -43,7 +53,10 @@ class LanguageModel(Algebra):
         context: most positions it can attend over; None if unlimited.
         layout: what a token stores, layer by layer.
         parameters: how many numbers its weights are, shared ones counted once; 0 if unknown.
+        recipe: how it was loaded, if from a name or a folder.
     """
+
+    recipe: Recipe | None = None
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class ParticleEngine:
         spec = method.proposal if isinstance(method.proposal, Draft) else None
         self.spec = spec
         vocabulary = stores.p.vocabulary
-        self.passes = Passes(spec.model if spec else None, stores, stats)  # type: ignore[arg-type]
+        self.passes = Passes(spec.model if spec and not method.overlap else None, stores, stats)  # type: ignore[arg-type]
         self.slots = Slots(lanes, method.slots, max_tokens, stores.pool, stores.page_size)
         local = method.proposal if isinstance(method.proposal, Local) else Local(check="mask")
         self.twist = Twist(lanes * method.slots, vocabulary, local.check)
@@ -79,6 +79,9 @@ class ParticleEngine:
         index = torch.tensor(lanes)
         self.slots.close(index)
         self.twist.clear(self.slots.of(index).tolist())
+
+    def close(self) -> None:
+        """Nothing is held beyond the lanes."""
 
     # ---- one cycle
 

@@ -135,6 +135,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give lanes to waiting requests while lanes, pages and workspace last; forget groups without requests."""
+        for group in self.groups:
+            if not group.requests:
+                group.stop()
         self.groups = [group for group in self.groups if group.requests]
         while self._waiting and self._fits(self._waiting[0]) and self._group(self._waiting[0]).place(self._waiting[0]):
             request = self._waiting.popleft()

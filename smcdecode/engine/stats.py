@@ -22,6 +22,9 @@ class Stats:
     particle_tokens: int = 0  # tokens written by all particles
     drafted: int = 0  # drafted tokens that were judged
     accepted: int = 0  # of those, the ones kept
+    hits: int = 0  # blocks that a draft beside the target had prepared
+    misses: int = 0  # blocks that it had not
+    draft_lost: str | None = None  # why decoding went on without its draft process, if it did
     pages: int = 0  # pages in the pool
     pages_peak: int = 0  # most pages in use at once
     bytes_moved: int = 0  # bytes of keys and values copied because of resampling
@@ -40,6 +43,12 @@ class Stats:
         """Tokens of the answers (one a prompt) over total wall-clock seconds; NaN before anything ran."""
         total = self.seconds.get("total", 0.0)
         return self.tokens / total if total else float("nan")
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of blocks that a draft beside the target had prepared; NaN without one."""
+        blocks = self.hits + self.misses
+        return self.hits / blocks if blocks else float("nan")
 
     @property
     def acceptance(self) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from smcdecode.declare.proposal import LookAhead
 from smcdecode.errors import PotentialError, SMCDecodeError
-from smcdecode.potentials.potential import BasePotential, Potential, Prompt, allowed_words, evaluate
+from smcdecode.potentials.potential import Potential, Prompt, allowed_words, evaluate, masks
 from smcdecode.potentials.vocabulary import Vocabulary
 
 __all__ = ["Death", "Twist"]
@@ -201,7 +201,7 @@ def _look_ahead(psi: Potential, check: LookAhead) -> LookAhead | None:
     """How a factor is asked about next tokens before they are drawn: by its mask, by rejection, or not at all."""
     if check == "rejection":
         return "rejection"
-    if getattr(type(psi), "mask", None) is not BasePotential.mask:
+    if masks(psi):
         return "mask"
     return "rejection" if check == "auto" and getattr(psi, "hard", False) else None
 

@@ -31,6 +31,7 @@ __all__ = [
     "allowed",
     "allowed_words",
     "evaluate",
+    "masks",
     "potential",
 ]
 
@@ -319,6 +320,11 @@ def evaluate(potential: Potential, states: Sequence[State], complete: Sequence[b
             "number is wanted, or -inf to forbid it"
         )
     return log_psi
+
+
+def masks(psi: Potential) -> bool:
+    """Whether a potential tells which tokens may follow: it has a ``mask`` of its own."""
+    return getattr(type(psi), "mask", None) is not BasePotential.mask
 
 
 def allowed(potential: Potential, states: Sequence[State], vocab_size: int) -> torch.Tensor | None:

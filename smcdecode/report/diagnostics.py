@@ -186,6 +186,10 @@ def _cost(record: Record) -> str:
         parts.append(f"{stats.draft_passes} draft passes")
     if stats.drafted:
         parts.append(f"{stats.acceptance:.0%} of drafted tokens accepted")
+    if stats.hits + stats.misses:
+        parts.append(f"{stats.hit_rate:.0%} of blocks prepared beside the target")
+    if stats.draft_lost:
+        parts.append(f"the draft's process was lost ({stats.draft_lost})")
     parts.append(f"at most {stats.pages_peak} of {stats.pages} pages")
     parts.append(f"{stats.bytes_moved} bytes moved by resampling")
     phases = ", ".join(f"{phase} {seconds:.2g}" for phase, seconds in stats.seconds.items() if phase != "total")

@@ -1,0 +1,180 @@
+"""A draft that writes while the target verifies: predicted and measured speed, in one run, interleaved.
+
+    python benchmarks/ssd.py --simulate [--target-ms 20] [--draft-ms 2] [--batches 1 4 8]
+    python benchmarks/ssd.py --target FOLDER --draft FOLDER [--tokens 64] [--batches 1]
+
+With ``--simulate`` both models are tables whose passes take the given times, whatever their size, as where reading
+weights is the bound: for a 70B target on four GPUs and a 1B draft on another, say ``--target-ms 18 --draft-ms 2.5``.
+With two checkpoints both run here, one process each. Speed is relative to autoregressive decoding by the same engine at
+the same batch size; the prediction is Corollary 16 of arXiv 2603.03251 with the hit rate and the tokens a cycle
+measured in the same run.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import PROMPTS, Run, interleave, without_eos
+from timed import Timed
+
+import smcdecode as smc
+from smcdecode.infer.speculation import batch_speedup, crossover, speculative_speedup
+
+
+def simulated(options: argparse.Namespace) -> tuple[Any, Any, list[list[int]]]:
+    """Target, draft and prompts of ``--simulate``."""
+    rng = np.random.default_rng(0)
+    V = 64
+    logits = 2.5 * rng.standard_normal((V, V))
+    noisy = logits + options.noise * rng.standard_normal((V, V))
+    p, q = Timed("p", logits, options.target_ms / 1e3), Timed("q", noisy, options.draft_ms / 1e3)
+    return p, q, [[i % V] for i in range(max(options.batches))]
+
+
+def loaded(options: argparse.Namespace) -> tuple[Any, Any, list[list[int]]]:
+    """Target, draft and prompts of two checkpoints."""
+    dtype = getattr(torch, options.dtype)
+    p, q = (without_eos(smc.load(folder, dtype=dtype)) for folder in (options.target, options.draft))
+    return p, q, [p.tokenizer(text)["input_ids"] for text in PROMPTS]
+
+
+def main() -> None:
+    """Run the contest and print its table."""
+    options = read_options()
+    torch.set_num_threads(options.threads)
+    p, q, prompts = simulated(options) if options.simulate else loaded(options)
+    with smc.remote(q if options.simulate else options.draft, threads=options.threads, **where(options)) as beside:
+        print(
+            f"load average before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores, {options.threads} threads each"
+        )
+        table = []
+        for batch in options.batches:
+            chosen = (prompts * batch)[:batch]
+            rows = interleave(contestants(options, p, q, beside, chosen), options.rounds)
+            compare(rows, batch, options)
+            table += rows
+    if options.json:
+        Path(options.json).write_text(json.dumps({"options": vars(options), "rows": table}, indent=1))
+
+
+def where(options: argparse.Namespace) -> dict[str, Any]:
+    """How the other process loads a checkpoint."""
+    return {} if options.simulate else {"dtype": getattr(torch, options.dtype)}
+
+
+def contestants(options: argparse.Namespace, p: Any, q: Any, beside: Any, prompts: list[list[int]]) -> dict[str, Run]:
+    """Everything that is timed, by name."""
+    target = p.at(temperature=options.temperature)
+
+    def run(method: Any) -> Run:
+        def once(round_: int) -> dict[str, Any]:
+            out = smc.sample(target, prompts, method=method, max_tokens=options.tokens, seed=round_, progress=False)[0]
+            return figures(out.stats, method, len(prompts))
+
+        return once
+
+    found = {"autoregressive": run(smc.Autoregressive())}
+    for K in options.blocks:
+        found[f"Speculative K={K}"] = run(smc.Speculative(q, K))
+        for backup in options.backups:
+            method = smc.Saguaro(beside, K, budget=options.budget, backup=backup, share=options.share)
+            found[f"Saguaro K={K} {backup}"] = run(method)
+    if options.particles:
+        for name, model, overlap in (("SMC", q, False), ("SMC overlap", beside, True)):
+            draft = smc.Draft(model, options.blocks[0], strictness=0.0)
+            found[f"{name} N={options.particles} K={options.blocks[0]}"] = run(
+                smc.SMC(draft, options.particles, overlap=overlap)
+            )
+    return found
+
+
+def figures(stats: Any, method: Any, batch: int) -> dict[str, Any]:
+    """What a run says besides its time."""
+    spoken = stats.hits + stats.misses
+    row = {
+        "tokens": stats.tokens, "block": getattr(method, "block", 0), "hit": stats.hits / spoken if spoken else 0.0,
+        "accepted": stats.accepted / stats.drafted if stats.drafted else 0.0,
+        "spoken": spoken, "score": stats.seconds.get("score", 0.0) / max(1, stats.cycles),
+        "draft": stats.seconds.get("draft", 0.0) / max(1, stats.cycles), "batch": batch,
+    }  # fmt: skip
+    cycles = spoken if spoken else batch * (stats.cycles - 1)
+    return row | {"tokens_per_cycle": (stats.tokens - batch) / max(1, cycles)}
+
+
+def compare(rows: list[dict[str, Any]], batch: int, options: argparse.Namespace) -> None:
+    """Add speeds relative to autoregressive decoding and predictions, and print them."""
+    base = rows[0]["tokens_per_second"]
+    pass_ = options.target_ms / 1e3 if options.simulate else rows[0]["score"]
+    synchronous = max(row["tokens_per_second"] for row in rows if row["name"].startswith("Speculative"))
+    print(
+        f"\nbatch {batch}: one target pass {pass_ * 1e3:.1f} ms, autoregressive {base / batch:.1f} tokens/s a sequence"
+    )
+    print(
+        f"{'contestant':26} {'speed-up':>8} {'predicted':>9} {'achieved':>8} {'tok/cyc':>7} {'hit':>5} {'/best SD':>8}"
+    )
+    for row in rows:
+        row["speedup"], row["over_synchronous"] = (
+            row["tokens_per_second"] / base,
+            row["tokens_per_second"] / synchronous,
+        )
+        K = int(row["block"])
+        step = options.draft_ms / 1e3 if options.simulate else row["draft"] / max(1, K)
+        if row["name"].startswith("Speculative"):
+            row["predicted"] = speculative_speedup(row["tokens_per_cycle"], K * step / pass_)
+        elif row["name"].startswith("Saguaro") and options.simulate:
+            E, backup = row["tokens_per_cycle"], K * step / pass_ if row["name"].endswith("redraft") else 0.0
+            row["predicted"] = batch_speedup(
+                row["hit"], E, E, prepare=(K + 1) * step / pass_, backup=backup, batch=batch
+            )
+        predicted = row.get("predicted")
+        cells = f"{predicted:9.2f} {row['speedup'] / predicted:8.2f}" if predicted else " " * 18
+        print(
+            f"{row['name']:26} {row['speedup']:8.2f} {cells} {row['tokens_per_cycle']:7.2f} {row['hit']:5.2f} "
+            f"{row['over_synchronous']:8.2f}"
+        )
+    plan(rows, options)
+
+
+def plan(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """The batch size from which misses are better served by a lookup than by drafting again, were it this good."""
+    drafted = [row for row in rows if row["name"].endswith("redraft")]
+    looked_up = [row for row in rows if row["name"].endswith("lookup")]
+    for good, poor in zip(drafted, looked_up, strict=False):
+        slow = (good["tokens_per_cycle"], good["block"] * options.draft_ms / options.target_ms)
+        at = crossover(good["hit"], slow, (poor["tokens_per_cycle"], 0.0))
+        print(f"K={good['block']:.0f}: a lookup is the better backup from batch {at:.1f} on")
+
+
+def read_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--simulate", action="store_true", help="tables whose passes take given times")
+    parser.add_argument("--target-ms", type=float, default=20.0)
+    parser.add_argument("--draft-ms", type=float, default=2.0)
+    parser.add_argument("--noise", type=float, default=0.5, help="how far the simulated draft is from the target")
+    parser.add_argument("--target", help="folder or name of the target checkpoint")
+    parser.add_argument("--draft", help="folder or name of the draft checkpoint")
+    parser.add_argument("--blocks", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--backups", nargs="+", default=["redraft"], help="redraft, lookup, uniform, auto")
+    parser.add_argument("--budget", type=int, default=32)
+    parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--particles", type=int, default=0, help="time SMC with so many, with overlap and without")
+    parser.add_argument("--tokens", type=int, default=96, help="new tokens a prompt")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds; medians are printed")
+    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--json", help="write all figures to this file")
+    options = parser.parse_args()
+    if not options.simulate and not (options.target and options.draft):
+        parser.error("give --simulate, or --target and --draft")
+    return options
+
+
+if __name__ == "__main__":
+    main()

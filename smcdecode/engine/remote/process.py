@@ -1,0 +1,224 @@
+"""A model in a process of its own, seen from here: what it is, how it is reached, and how it ends. Knows no decoding.
+
+The process is started from a source, not forked: a name or folder is loaded there, so this side never holds its
+weights; an object is sent once through a pipe. It ends with :meth:`RemoteModel.close`, with the object, with this
+process, or by itself when this process is gone.
+"""
+
+import dataclasses
+import io
+import pickle
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from smcdecode.engine.cache import KVStore, Layout
+from smcdecode.engine.load import Source
+from smcdecode.engine.remote.channel import Broken, Channel, Rendezvous
+from smcdecode.engine.remote.messages import CONTROL_WORDS, Kind, Setup
+from smcdecode.errors import DraftProcessError, InvalidOption
+from smcdecode.potentials.vocabulary import Vocabulary
+
+__all__ = ["RemoteModel", "remote"]
+
+_COMMAND = "import sys; sys.path[:] = {path!r}; from smcdecode.engine.remote.child import main; main()"
+_POLL = 0.01
+
+
+@dataclasses.dataclass
+class _Line:
+    """The process and the channel to it; ended once, by whoever comes first."""
+
+    process: subprocess.Popen[bytes]
+    channel: Channel | None = None
+
+    def end(self) -> None:
+        self.process.kill()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.wait()
+        self.channel = None
+
+
+class RemoteModel:
+    """A draft in a process of its own; made by :func:`smcdecode.remote`. Closed by ``with`` or :meth:`close`.
+
+    Attributes:
+        name, vocabulary, context, layout: as of the model there.
+        patience: seconds without an answer after which the process is given up.
+    """
+
+    elsewhere = True  # it has no passes here
+
+    def __init__(self, line: _Line, described: dict[str, Any], patience: float) -> None:
+        self._line, self.patience = line, patience
+        self._end = weakref.finalize(self, line.end)
+        self.name: str = described["name"]
+        self.vocabulary: Vocabulary = described["vocabulary"]
+        self.context: int | None = described["context"]
+        self.layout: Layout = described["layout"]
+
+    def __repr__(self) -> str:
+        state = f"process {self.pid}" if self.alive else "closed"
+        return f"RemoteModel({self.name!r}, {state})"
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._line.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process can be asked."""
+        return self._end.alive and self._line.process.poll() is None
+
+    def close(self) -> None:
+        """End the process; nothing of it is left."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def store(self, pages: int, page_size: int) -> KVStore:
+        """Nothing: its keys and values lie in its own process."""
+        return KVStore(Layout((), self.layout.dtype, torch.device("cpu")), pages, page_size)
+
+    # ---- messages
+
+    def start(self, setup: Setup) -> None:
+        """Begin a run.
+
+        Raises:
+            DraftProcessError: the process is gone.
+        """
+        if not self.alive:
+            raise DraftProcessError(f"the process of {self.name} has ended: make another with smc.remote(…)")
+        payload = setup.packed()
+        self.send(torch.tensor([Kind.START, 0, setup.words, len(payload)]), payload)
+        self._channel.words = setup.words
+
+    def stop(self) -> None:
+        """End a run, if the process is still there."""
+        if self.alive:
+            try:
+                self.send(torch.tensor([Kind.STOP, 0, 0, 0]))
+                self._channel.words = CONTROL_WORDS
+            except Broken:
+                self.close()
+
+    def send(self, words: Tensor, payload: Tensor | None = None) -> None:
+        """Send a message; does not wait. Raises :class:`~smcdecode.engine.remote.channel.Broken`."""
+        self._channel.send(words, payload)
+
+    def receive(self) -> Tensor:
+        """The words of the next answer. Raises :class:`~smcdecode.engine.remote.channel.Broken`."""
+        return self._channel.receive(self.patience)
+
+    def payload(self, size: int) -> Tensor:
+        """The bytes behind it. Raises :class:`~smcdecode.engine.remote.channel.Broken`."""
+        return self._channel.payload(size, self.patience)
+
+    @property
+    def _channel(self) -> Channel:
+        if self._line.channel is None:
+            raise Broken("the process was closed")
+        return self._line.channel
+
+
+def remote(
+    source: Source | Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    name: str | None = None,
+    batch_invariant: bool = True,
+    threads: int | None = None,
+    patience: float = 60.0,
+) -> RemoteModel:
+    """Start a process that holds a draft model, for :class:`Saguaro` and ``SMC(…, overlap=True)``.
+
+    It serves any number of calls of :func:`sample`, one at a time.
+
+    Args:
+        source: as of :func:`smcdecode.load`, in the new process: a name or a folder is loaded there. A loaded model, or
+            any object that can stand as a draft, is sent there; its class must be importable by name.
+        dtype: as of :func:`smcdecode.load`.
+        device: as there.
+        name: as there.
+        batch_invariant: as there.
+        threads: of the process; None leaves torch's choice.
+        patience: seconds without an answer after which the process is given up: it is ended, and decoding goes on
+            without it. More than its longest prompt takes.
+
+    Raises:
+        InvalidOption: ``patience`` or ``threads`` means nothing, or the source cannot be sent.
+        DraftProcessError: the model could not be loaded there; says why.
+    """
+    if not patience > 0:
+        raise InvalidOption(f"patience must be a number of seconds > 0; got {patience!r}")
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise InvalidOption(f"threads must be an integer ≥ 1, or None; got {threads!r}")
+    rendezvous = Rendezvous(patience)
+    order = {
+        "port": rendezvous.port, "seconds": patience, "threads": threads,
+        "source": _sent(source),
+        "options": {"dtype": dtype, "device": device, "name": name, "batch_invariant": batch_invariant},
+    }  # fmt: skip
+    line = _Line(
+        subprocess.Popen(
+            [sys.executable, "-c", _COMMAND.format(path=sys.path)], stdin=subprocess.PIPE, start_new_session=True
+        )
+    )
+    try:
+        report = _report(line.process, rendezvous, pickle.dumps(order))
+        line.channel = Channel(rendezvous.store, 0, CONTROL_WORDS, patience)
+    except BaseException:
+        line.end()
+        raise
+    return RemoteModel(line, report, patience)
+
+
+def _sent(source: Any) -> bytes:
+    """A source as bytes."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(str(source) if isinstance(source, Path) else source, buffer)
+    except Exception as error:
+        raise InvalidOption(
+            f"{type(source).__name__} cannot be sent to another process ({error}): give the name or the folder that "
+            "it was loaded from, or the transformers model itself"
+        ) from error
+    return buffer.getvalue()
+
+
+def _report(process: "subprocess.Popen[bytes]", rendezvous: Rendezvous, order: bytes) -> dict[str, Any]:
+    """Give the process its order and wait until its model is loaded, however long that takes."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(len(order).to_bytes(8, "little") + order)
+        process.stdin.flush()
+    except BrokenPipeError as error:
+        raise DraftProcessError("the draft process ended before it began; see its message above") from error
+    _wait(lambda: rendezvous.store.check(["report"]), process)
+    report: dict[str, Any] = pickle.loads(rendezvous.store.get("report"))
+    if "error" in report:
+        raise DraftProcessError(f"the draft process could not load its model: {report['error']['what']}")
+    described: dict[str, Any] = report["model"]
+    return described
+
+
+def _wait(done: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
+    while not done():
+        if process.poll() is not None:
+            raise DraftProcessError(f"the draft process ended with status {process.returncode} before it was ready")
+        time.sleep(_POLL)
