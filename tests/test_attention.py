@@ -4,7 +4,7 @@ import torch
 from smcdecode.engine import pools
 from smcdecode.engine.attention import Batch, Rule
 from smcdecode.engine.cache import KVStore, LayerShape, Layout, bytes_per_page
-from smcdecode.engine.cascade import plan
+from smcdecode.engine.cascade import TorchAttention
 from smcdecode.engine.dense import causal
 
 HEADS, SCALING = 4, 0.3
@@ -33,10 +33,12 @@ def eager(query, key, value, window, softcap):
 class World:
     """Sequences in groups, each with its own keys and values, run through pages step by step."""
 
-    def __init__(self, prompts, members, page_size=4, dtype=torch.float32, shape=None, scatter=True, seed=0):
+    def __init__(
+        self, prompts, members, page_size=4, dtype=torch.float32, shape=None, scatter=True, seed=0, attention=None
+    ):
         self.generator = torch.Generator().manual_seed(seed)
         self.shape = shape or LayerShape(2, 8, 8)
-        self.dtype, self.page_size = dtype, page_size
+        self.dtype, self.page_size, self.attention = dtype, page_size, attention or TorchAttention()
         per_prompt = [-(-n // page_size) for n in prompts]
         self.group = [g for g, n in enumerate(members) for _ in range(n)]
         room = sum(per_prompt) + len(self.group) * 40
@@ -81,7 +83,7 @@ class World:
             tuple(self.prefix_pages[g] for g in used),
             tuple(self.prefix_len[g] for g in used),
         )
-        view = plan(batch, self.store)
+        view = self.attention.plan(batch, self.store)
         packed = (torch.cat([query[i] for i in rows]), *(torch.cat([new[i][j] for i in rows]) for j in (0, 1)))
         out = [view.attend(layer, *packed, scaling=SCALING, window=window, softcap=softcap) for layer in (0, 1)]
         assert torch.equal(out[0], out[1])

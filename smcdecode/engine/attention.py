@@ -5,7 +5,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-__all__ = ["Batch", "Rule", "View"]
+from smcdecode.engine.cache import KVStore
+
+__all__ = ["Attention", "Batch", "Rule", "View"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,19 @@ class View(Protocol):
             window: a query at position p sees positions above p − window only; None for all.
             softcap: scores s become softcap · tanh(s / softcap); None for no cap.
         """
+
+
+class Attention(Protocol):
+    """A way to attend.
+
+    Attributes:
+        name: what ``load(attention=…)`` calls it.
+    """
+
+    name: str
+
+    def plan(self, batch: Batch, store: KVStore) -> View:
+        """The view of a batch on a store; good for one pass."""
 
 
 class Rule(NamedTuple):

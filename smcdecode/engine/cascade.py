@@ -19,12 +19,17 @@ from smcdecode.engine.cache import KVStore
 from smcdecode.engine.dense import additive, attention, causal
 from smcdecode.engine.pools import Entry, Pool, alike, fits, rows_of, slots_of
 
-__all__ = ["TorchView", "plan"]
+__all__ = ["TorchAttention", "TorchView"]
 
 
-def plan(batch: Batch, store: KVStore) -> "TorchView":
-    """The view of a batch on a store."""
-    return TorchView(batch, store)
+class TorchAttention:
+    """Attention on plain torch."""
+
+    name = "torch"
+
+    def plan(self, batch: Batch, store: KVStore) -> "TorchView":
+        """The view of a batch on a store."""
+        return TorchView(batch, store)
 
 
 class TorchView:

@@ -1,20 +1,25 @@
 """Where models come from: a name, a folder, the embedded demo, or a loaded model → LanguageModel. Knows no decoding."""
 
+import importlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from smcdecode.engine.attention import Attention
+from smcdecode.engine.cascade import TorchAttention
 from smcdecode.engine.demo import demo_folder
+from smcdecode.engine.flashinfer import FlashInfer
 from smcdecode.engine.model import LanguageModel, Recipe, structural_copy
 from smcdecode.engine.support import check_config, context_of, examine
 from smcdecode.errors import InvalidOption, UnsupportedModel
 from smcdecode.potentials.vocabulary import Vocabulary
 
-__all__ = ["load"]
+__all__ = ["attention_of", "load"]
 
+AttentionName = Literal["torch", "flashinfer"]
 Source: TypeAlias = str | Path | PreTrainedModel | tuple[PreTrainedModel, Any]
 
 
@@ -23,6 +28,7 @@ def load(
     *,
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
+    attention: AttentionName | None = None,
     name: str | None = None,
     batch_invariant: bool = True,
 ) -> LanguageModel:
@@ -35,6 +41,8 @@ def load(
         dtype: of the weights; by default the checkpoint's own where this machine is quick at it, else float32. A
             loaded model keeps its own.
         device: where it runs: the CPU. The engine has no GPU path yet, and refuses other devices.
+        attention: how it attends: "torch", the default on a CPU, or "flashinfer", the default elsewhere, which wants a
+            GPU and 16 bits. What a model uses is part of its ``repr``.
         name: how messages call the model.
         batch_invariant: whether a prompt's bits, so its answer to a seed, are the same whatever else is in the batch.
             On a CPU this holds large passes to kernels for few rows; False lets passes of many prompts run several
@@ -43,11 +51,12 @@ def load(
     Raises:
         UnsupportedModel: the engine cannot run this model exactly, or not on its device; the message names the part in
             the way.
-        InvalidOption: the source is of another kind, or ``dtype``/``device`` are given for a loaded model.
+        InvalidOption: the source is of another kind, ``dtype``/``device`` are given for a loaded model, or
+            ``attention`` cannot be had.
     """
     if isinstance(source, (str, Path)):
-        loaded = _load_checkpoint(source, dtype, device, name, batch_invariant)
-        options = {"dtype": dtype, "device": device, "name": name, "batch_invariant": batch_invariant}
+        loaded = _load_checkpoint(source, dtype, device, attention, name, batch_invariant)
+        options = {"dtype": dtype, "device": device, "attention": attention, "name": name, "batch_invariant": batch_invariant}
         loaded.recipe = Recipe(source, options)
         return loaded
     model, tokenizer = source if isinstance(source, tuple) else (source, None)
@@ -55,7 +64,7 @@ def load(
     _check_device(model.device, name or _name_of(model))
     if dtype is not None or device is not None:
         raise InvalidOption("a loaded model keeps its dtype and device: move it first, or load it by name")
-    return _wrap(structural_copy(model), tokenizer, name or _name_of(model), batch_invariant)
+    return _wrap(structural_copy(model), tokenizer, name or _name_of(model), attention, batch_invariant)
 
 
 def _check_kind(model: object) -> None:
@@ -75,6 +84,7 @@ def _load_checkpoint(
     source: str | Path,
     dtype: torch.dtype | None,
     device: str | torch.device | None,
+    attention: AttentionName | None,
     name: str | None,
     batch_invariant: bool,
 ) -> LanguageModel:
@@ -90,7 +100,7 @@ def _load_checkpoint(
         if "Unrecognized configuration class" not in str(error):
             raise
         raise UnsupportedModel(f"{name} ({type(config).__name__}) has no causal language model") from error
-    return _wrap(model.to(place).eval(), _tokenizer(folder), name, batch_invariant)
+    return _wrap(model.to(place).eval(), _tokenizer(folder), name, attention, batch_invariant)
 
 
 def _tokenizer(folder: str | Path) -> Any:
@@ -117,9 +127,37 @@ def _name_of(model: PreTrainedModel) -> str:
     return str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
 
 
-def _wrap(module: PreTrainedModel, tokenizer: Any, name: str, batch_invariant: bool) -> LanguageModel:
+def attention_of(choice: AttentionName | None, device: torch.device, dtype: torch.dtype, name: str) -> Attention:
+    """The way to attend that was chosen, or that a device and a type of numbers call for.
+
+    Raises:
+        InvalidOption: it cannot be had; the message names the remedy.
+    """
+    if choice is not None and choice not in get_args(AttentionName):
+        raise InvalidOption(f'attention must be "torch" or "flashinfer"; got {choice!r}')
+    if choice == "torch" or (choice is None and device.type == "cpu"):
+        return TorchAttention()
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        raise InvalidOption(
+            f"{name} is {dtype} on {device}, and FlashInfer attends on a GPU in float16 or bfloat16: "
+            'give attention="torch", or another device= or dtype='
+        )
+    try:
+        library = importlib.import_module("flashinfer")
+    except ImportError as error:
+        raise InvalidOption(
+            f"{name} on {device} attends by FlashInfer, which does not import ({error}): pip install 'smcdecode[gpu]', "
+            'or give attention="torch", which is slower'
+        ) from error
+    return FlashInfer(library, device)
+
+
+def _wrap(
+    module: PreTrainedModel, tokenizer: Any, name: str, choice: AttentionName | None, batch_invariant: bool
+) -> LanguageModel:
+    attention = attention_of(choice, module.device, module.dtype, name)
     parameters = sum(tensor.numel() for tensor in module.parameters())  # before they are packed
-    found = examine(module, name)
+    found = examine(module, name, attention)
     eos = _eos_ids(module, tokenizer)
     if tokenizer is None:
         ends = frozenset(i for i in eos if i < found.width)
@@ -135,6 +173,7 @@ def _wrap(module: PreTrainedModel, tokenizer: Any, name: str, batch_invariant: b
         layout=found.layout,
         cuts=found.cuts if batch_invariant else None,
         parameters=parameters,
+        attention=attention,
     )
 
 

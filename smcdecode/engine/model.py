@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from smcdecode.declare.target import Algebra, Target
-from smcdecode.engine.attention import Batch, View
+from smcdecode.engine.attention import Attention, Batch, View
 from smcdecode.engine.cache import KVStore, Layout
-from smcdecode.engine.cascade import plan
+from smcdecode.engine.cascade import TorchAttention
 from smcdecode.engine.fast import Cuts
 from smcdecode.errors import UnsupportedModel
 from smcdecode.potentials.vocabulary import Vocabulary
@@ -54,6 +54,7 @@ class LanguageModel(Algebra):
         layout: what a token stores, layer by layer.
         parameters: how many numbers its weights are, shared ones counted once; 0 if unknown.
         recipe: how it was loaded, if from a name or a folder.
+        attention: how it attends; plain torch by default.
     """
 
     recipe: Recipe | None = None
@@ -69,13 +70,16 @@ class LanguageModel(Algebra):
         layout: Layout,
         cuts: Cuts | None = None,
         parameters: int = 0,
+        attention: Attention | None = None,
     ) -> None:
         self._module, self._cuts = module, cuts
         self.name, self.vocabulary, self.tokenizer = name, vocabulary, tokenizer
         self.context, self.layout, self.parameters = context, layout, parameters
+        self.attention = attention or TorchAttention()
 
     def __repr__(self) -> str:
-        return f"LanguageModel({self.name!r}, {self.vocabulary.size} tokens, {self.dtype}, {self.device})"
+        where = f"{self.dtype}, {self.device}, attention by {self.attention.name}"
+        return f"LanguageModel({self.name!r}, {self.vocabulary.size} tokens, {where})"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -97,7 +101,7 @@ class LanguageModel(Algebra):
 
     def plan(self, batch: Batch, store: KVStore) -> View:
         """The view of a batch on a store of this model; good for one pass."""
-        return plan(batch, store)
+        return self.attention.plan(batch, store)
 
     @torch.inference_mode()
     def __call__(self, tokens: Tensor, positions: Tensor, view: View, rows: Tensor) -> Tensor:

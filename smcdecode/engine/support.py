@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from smcdecode.engine.attention import Batch, Rule, View
+from smcdecode.engine.attention import Attention, Batch, Rule, View
 from smcdecode.engine.cache import KVStore, LayerShape, Layout
-from smcdecode.engine.cascade import plan
 from smcdecode.engine.dense import causal
 from smcdecode.engine.fast import Cuts, packable, quicken, straighten
 from smcdecode.engine.model import ATTENTION, register_attention
@@ -85,8 +84,8 @@ class Examined:
 
 
 @torch.inference_mode()
-def examine(module: PreTrainedModel, name: str) -> Examined:
-    """Set paged attention on a model, make it fast if it is on a CPU, and try it.
+def examine(module: PreTrainedModel, name: str, attention: Attention) -> Examined:
+    """Set paged attention on a model, make it fast if it is on a CPU, and try it with a way to attend.
 
     Raises:
         UnsupportedModel: naming the part in the way.
@@ -105,7 +104,7 @@ def examine(module: PreTrainedModel, name: str) -> Examined:
         cuts = quicken(module, [rule for _, _, rule in recorder.calls], calls)
         at = torch.arange(HEAD)
         runs = straighten(module, input_ids=tokens[None, :HEAD], position_ids=at[None], view=_Recorder())
-    _compare(_paged(runs, tokens, layout, name), expected[HEAD - 1 :], name)
+    _compare(_paged(runs, tokens, layout, attention, name), expected[HEAD - 1 :], name)
     return Examined(runs, layout, expected.shape[-1], cuts)
 
 
@@ -208,17 +207,17 @@ def _is_windowed(config: Any, layer: int) -> bool:
     return layer < len(types) and types[layer] == "sliding_attention"
 
 
-def _paged(module: nn.Module, tokens: Tensor, layout: Layout, name: str) -> Tensor:
+def _paged(module: nn.Module, tokens: Tensor, layout: Layout, attention: Attention, name: str) -> Tensor:
     """Logits of the tokens from the prompt's last on, by a pass over the prompt and one over two rows that share it."""
     store = KVStore(layout, 12, 4)
     tail = TRIAL - HEAD
     one, pages = torch.ones(1, dtype=torch.int64), torch.tensor([1, 2])
     prompt = Batch(one * HEAD, pages[None], one * HEAD, one * 0, (pages[:0],), (0,))
-    head = _run(module, tokens[:HEAD], torch.arange(HEAD), plan(prompt, store), name)[-1:]
+    head = _run(module, tokens[:HEAD], torch.arange(HEAD), attention.plan(prompt, store), name)[-1:]
     lengths = torch.tensor([tail, tail])
     rows = Batch(lengths, torch.tensor([[3, 4], [5, 6]]), lengths, torch.tensor([0, 0]), (pages,), (HEAD,))
     positions = torch.arange(HEAD, TRIAL).repeat(2)
-    both = _run(module, tokens[HEAD:].repeat(2), positions, plan(rows, store), name)
+    both = _run(module, tokens[HEAD:].repeat(2), positions, attention.plan(rows, store), name)
     return torch.cat([head, both[tail:]])
 
 
