@@ -56,7 +56,13 @@ def load(
     """
     if isinstance(source, (str, Path)):
         loaded = _load_checkpoint(source, dtype, device, attention, name, batch_invariant)
-        options = {"dtype": dtype, "device": device, "attention": attention, "name": name, "batch_invariant": batch_invariant}
+        options = {
+            "dtype": dtype,
+            "device": device,
+            "attention": attention,
+            "name": name,
+            "batch_invariant": batch_invariant,
+        }
         loaded.recipe = Recipe(source, options)
         return loaded
     model, tokenizer = source if isinstance(source, tuple) else (source, None)
