@@ -101,7 +101,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--tasks", nargs="+", default=[task["name"] for task in TASKS])
-    parser.add_argument("--ours", nargs="+", default=["masked"], help="methods of peers/smcdecode_here.py")
+    parser.add_argument("--ours", nargs="+", default=["ahead", "masked"], help="methods of peers/smcdecode_here.py")
     parser.add_argument("--masks", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", help="write all figures to this file")
     return parser.parse_args()
