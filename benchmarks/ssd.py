@@ -48,6 +48,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     p, q, prompts = simulated(options) if options.simulate else loaded(options)
     with smc.remote(q if options.simulate else options.draft, threads=options.threads, **where(options)) as beside:
+        beside.vocabulary = q.vocabulary  # without EOS, as the target
         print(
             f"load average before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores, {options.threads} threads each"
         )
