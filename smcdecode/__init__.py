@@ -22,6 +22,7 @@ from smcdecode.errors import (
     VocabularyMismatch,
 )
 from smcdecode.exact import exact
+from smcdecode.integrations.transformers import generate
 from smcdecode.planner.measure import plan
 from smcdecode.planner.plan import Plan
 from smcdecode.potentials.contract import check_potential
@@ -74,6 +75,7 @@ __all__ = [
     "VocabularyMismatch",
     "check_potential",
     "exact",
+    "generate",
     "load",
     "plan",
     "potential",

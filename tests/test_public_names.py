@@ -45,6 +45,7 @@ NAMES = [
     "VocabularyMismatch",
     "check_potential",
     "exact",
+    "generate",
     "load",
     "plan",
     "potential",

@@ -1,0 +1,1 @@
+"""Other people's interfaces, on top of sample() and stream()."""
