@@ -1,9 +1,11 @@
 """Sample from what you mean: sequential Monte Carlo decoding of language models."""
 
 from smcdecode.declare.method import SMC, Autoregressive
-from smcdecode.declare.proposal import Draft, Local
+from smcdecode.declare.proposal import Draft, Local, PromptLookup
 from smcdecode.declare.target import Target
 from smcdecode.declare.verification import MultiDraft, Saguaro, Speculative
+from smcdecode.distill.distill import distill
+from smcdecode.engine.layers import LayerSkip
 from smcdecode.engine.load import load
 from smcdecode.engine.remote.process import remote
 from smcdecode.errors import (
@@ -51,6 +53,7 @@ __all__ = [
     "InvalidOption",
     "InvalidWeight",
     "JsonSchema",
+    "LayerSkip",
     "Local",
     "MultiDraft",
     "NoSurvivors",
@@ -61,6 +64,7 @@ __all__ = [
     "PotentialError",
     "Predicate",
     "PromptError",
+    "PromptLookup",
     "Regex",
     "Reward",
     "SMCDecodeError",
@@ -74,6 +78,7 @@ __all__ = [
     "UnsupportedTarget",
     "VocabularyMismatch",
     "check_potential",
+    "distill",
     "exact",
     "generate",
     "load",

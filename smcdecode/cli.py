@@ -1,4 +1,4 @@
-"""The command line: ``smcdecode generate``, ``plan`` and ``demo``. Knows options and printing; no mathematics."""
+"""The command line: ``smcdecode generate``, ``plan``, ``demo``, ``distill``: options and printing, no mathematics."""
 
 import argparse
 import sys
@@ -9,9 +9,10 @@ from typing import Literal
 from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft, Local
 from smcdecode.declare.target import Target
+from smcdecode.distill.distill import distill as grow_draft
 from smcdecode.engine.load import load
 from smcdecode.engine.prompts import PromptLike
-from smcdecode.errors import NoSurvivors, PromptError, SMCDecodeError
+from smcdecode.errors import InvalidOption, NoSurvivors, PromptError, SMCDecodeError
 from smcdecode.infer.resampling import SCHEMES
 from smcdecode.planner.measure import plan
 from smcdecode.report.posterior import Posterior
@@ -81,6 +82,29 @@ def demo(options: argparse.Namespace) -> int:
     return _show(posterior, options.json)
 
 
+def distill(options: argparse.Namespace) -> int:
+    """Grow a small draft from a target, on text that it writes itself; made again, a killed command goes on."""
+    found = grow_draft(
+        options.target,
+        options.out,
+        layers=options.layers,
+        tokens=options.tokens,
+        passes=options.passes,
+        prompts=_lines(options.prompts, options.chat) if options.prompts else None,
+        seed=options.seed,
+    )
+    print(f"{options.out}: on text held out, {found}")
+    return 0
+
+
+def _lines(path: str, chat: bool) -> list[PromptLike]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InvalidOption(f"--prompts {path}: {error.strerror}; it takes a text file, one prompt a line") from error
+    return [[{"role": "user", "content": line}] if chat else line for line in lines if line.strip()]
+
+
 def _run(target: Target, method: SMC, options: argparse.Namespace) -> Posterior:
     prompt: PromptLike = sys.stdin.read() if options.prompt == "-" else options.prompt
     if options.chat:
@@ -117,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_generate(commands.add_parser("generate", help=generate.__doc__, description=generate.__doc__))
     _add_plan(commands.add_parser("plan", help=make_plan.__doc__, description=make_plan.__doc__))
     _add_demo(commands.add_parser("demo", help=demo.__doc__, description=demo.__doc__))
+    _add_distill(commands.add_parser("distill", help=distill.__doc__, description=distill.__doc__))
     return parser
 
 
@@ -175,6 +200,19 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 def _number(text: str) -> int | Literal["auto"]:
     """A whole number, or the word auto."""
     return "auto" if text == "auto" else int(text)
+
+
+def _add_distill(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=distill)
+    add = parser.add_argument
+    add("--target", required=True, help='the model p: a Hugging Face name, a local folder, or "demo"')
+    add("--out", required=True, help="folder of the draft; its subfolder work keeps what is needed to go on")
+    add("--layers", type=int, default=4, help="of the draft, half from either end (default: %(default)s)")
+    add("--tokens", type=int, default=1_000_000, help="that the target writes (default: %(default)s)")
+    add("--passes", type=int, default=4, help="how often they are learnt from (default: %(default)s)")
+    add("--prompts", help="a text file, one prompt a line, for the target to continue (default: prompts of many kinds)")
+    add("--chat", action="store_true", help="these prompts are users' messages, put into the chat template")
+    add("--seed", type=int, default=0, help="the same seed, the same draft (default: %(default)s)")
 
 
 def _add_common(parser: argparse.ArgumentParser, *, particles: int, max_tokens: int, seed: int | None) -> None:

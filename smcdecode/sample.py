@@ -187,8 +187,8 @@ def _check_numbers(max_tokens: int, page_size: int, seed: int | None) -> None:
 
 
 def _check_context(prompt: Prompt, target: Target, method: SMC, max_tokens: int) -> None:
-    models = [target.model, *([method.proposal.model] if isinstance(method.proposal, Draft) else [])]
-    for model in models:
+    draft = method.proposal.network if isinstance(method.proposal, Draft) else None
+    for model in (target.model, draft) if draft else (target.model,):
         total = len(prompt.tokens) + max_tokens
         if model.context is not None and total > model.context:
             raise PromptError(

@@ -7,6 +7,7 @@ from table import TableLM, random_table
 
 import smcdecode as smc
 from smcdecode import cli
+from smcdecode.distill.loss import Agreement
 from smcdecode.errors import UnsupportedModel
 
 EOS = 3
@@ -32,6 +33,14 @@ def run(line):
     return cli.main(line.split())
 
 
+def grow(target, out, **options):
+    grown.append((target, out, options))
+    return Agreement(0.5, 2.0, 0.25)
+
+
+grown = []
+
+
 def load(name):
     if name not in MODELS:
         raise UnsupportedModel(f"no model is called {name}")
@@ -41,6 +50,7 @@ def load(name):
 @pytest.fixture(autouse=True)
 def models(monkeypatch):
     monkeypatch.setattr(cli, "load", load)
+    monkeypatch.setattr(cli, "grow_draft", grow)
     for model in MODELS.values():
         monkeypatch.setattr(model, "tokenizer", Letters())
 
@@ -116,3 +126,16 @@ def test_a_command_is_required(capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main([])
     assert caught.value.code == 2 and "COMMAND" in capsys.readouterr().err
+
+
+def test_distill_hands_its_options_on_and_says_how_good_the_draft_is(tmp_path, capsys):
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\n\ntwo\n")
+    assert run(f"distill --target p --out d --layers 2 --tokens 50 --passes 3 --prompts {file} --seed 7") == 0
+    options = {"layers": 2, "tokens": 50, "passes": 3, "prompts": ["one", "two"], "seed": 7}
+    assert grown.pop() == ("p", "d", options)
+    assert capsys.readouterr().out == "d: on text held out, acceptance 0.500, χ² 2, KL 0.250\n"
+    assert run(f"distill --target p --out d --prompts {file} --chat") == 0
+    assert grown.pop()[2]["prompts"][1] == [{"role": "user", "content": "two"}]
+    assert run("distill --target p --out d --prompts nowhere.txt") == 2
+    assert "one prompt a line" in capsys.readouterr().err

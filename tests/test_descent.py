@@ -84,9 +84,8 @@ def test_a_path_down_the_tree_has_the_joint_law_of_the_target(coupling, count):
     first = coupling.drafting.draw(model.q[:1].expand(count, -1), _uniforms(generator, count, n))
     second = torch.stack([model.draw(model.q, first[:, i], generator) for i in range(n)], 1)
     drafts = torch.stack([first, second], -1)
-    path = descend(
-        coupling, RowLaws(*model.rows(drafts)), drafts, torch.full((count,), K), _uniforms(generator, count, K + 1, 2)
-    )
+    full = torch.full((count, n), K)
+    path = descend(coupling, RowLaws(*model.rows(drafts)), drafts, full, _uniforms(generator, count, K + 1, 2))
     follows = drafts[torch.arange(count), path.chain]
     within = torch.arange(K) < path.accepted[:, None]
     assert (follows == path.tokens[:, :K])[within].all()
@@ -101,7 +100,7 @@ def test_a_final_token_ends_the_path():
     drafts = torch.tensor([[[2, 0]], [[2, 0]], [[1, 2]], [[1, 1]]])
     log_p, _ = model.rows(drafts)
     laws = RowLaws(log_p, log_p[:, :, :K])  # every draft is accepted
-    final, counts = torch.tensor([False, False, True]), torch.tensor([2, 0, 2, 1])
+    final, counts = torch.tensor([False, False, True]), torch.tensor([[2], [0], [2], [1]])
     path = descend(KSeq(), laws, drafts, counts, _uniforms(generator, 4, K + 1, 2), lambda rows, x: final[x[:, -1]])
     assert path.accepted.tolist() == [1, 0, 2, 1]
     assert path.length.tolist() == [1, 1, 2, 2]

@@ -19,6 +19,7 @@ ORDER = [
     "smcdecode.stream",
     "smcdecode.exact",
     "smcdecode.planner",
+    "smcdecode.distill",
     "smcdecode.integrations",
     "smcdecode.cli",
 ]

@@ -63,7 +63,7 @@ class SMC:
         self._check_overlap()
 
     def _check_overlap(self) -> None:
-        if self.overlap and not isinstance(self.proposal, Draft):
+        if self.overlap and not (isinstance(self.proposal, Draft) and self.proposal.network):
             raise InvalidOption("overlap=True needs a draft that writes beside the target: smc.Draft(model, …)")
         if self.overlap and isinstance(self.proposal, Draft) and self.proposal.block == "auto":
             raise InvalidOption(
@@ -102,7 +102,8 @@ class SMC:
             )
         if not isinstance(self.proposal, Draft):
             return
-        common = check_same(target.model.vocabulary, self.proposal.model.vocabulary)
+        network = self.proposal.network
+        common = check_same(target.model.vocabulary, network.vocabulary) if network else target.model.vocabulary
         if self.proposal.strict:
             return
         if common.size < target.model.vocabulary.size:

@@ -1,4 +1,4 @@
-"""Who writes the next tokens: a small draft model in blocks, or the target itself. Knows no tensors."""
+"""Who writes the next tokens: a draft in blocks, or the target itself. Knows no tensors."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from smcdecode.declare.target import Model, check_truncation
 from smcdecode.errors import InvalidOption
 from smcdecode.infer.adapt import LONGEST
 
-__all__ = ["Draft", "Local", "LookAhead", "Proposal"]
+__all__ = ["Draft", "Guess", "Local", "LookAhead", "PromptLookup", "Proposal", "check_guess"]
 
 LookAhead = Literal["auto", "mask", "rejection"]
 
@@ -56,11 +56,57 @@ class Local:
 
 
 @dataclasses.dataclass(frozen=True)
-class Draft:
-    """A draft model q writes blocks of K tokens; the target scores each block in one pass.
+class PromptLookup:
+    """A draft without a model: what followed the last tokens where they stood before, in the prompt or the text itself.
+
+    Where the last ``ngram`` tokens occurred before, its law is q(v) = (1 − floor) · c(v) / Σ c + floor / V, with c(v)
+    how often v followed them and V the size of the vocabulary. Where they did not, it drafts nothing: the block ends,
+    and the target writes. It costs no pass, and serves wherever the answer repeats the prompt: summaries, edits,
+    extraction, code (Saxena 2023, "Prompt Lookup Decoding"; there without a law, for greedy decoding).
 
     Args:
-        model: the draft, from :func:`smcdecode.load`; its vocabulary must agree with the target's.
+        ngram: tokens that must recur.
+        floor: probability that is spread over the whole vocabulary. It keeps q positive, so that weights are right at
+            strictness 0 as well; they are calmer there with a larger one.
+
+    Raises:
+        InvalidOption: for values that mean nothing.
+    """
+
+    ngram: int = 3
+    _: dataclasses.KW_ONLY
+    floor: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ngram, int) or self.ngram < 1:
+            raise InvalidOption(f"ngram must be an integer ≥ 1; got {self.ngram!r}")
+        if not (isinstance(self.floor, (int, float)) and 0 < self.floor <= 1):
+            raise InvalidOption(f"floor must lie in (0, 1]: a probability; got {self.floor!r}")
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return f"prompt lookup of {self.ngram} tokens"
+
+
+Guess = Model | PromptLookup  # what a draft's tokens are drawn from
+
+
+def check_guess(guess: object, whose: str) -> None:
+    """Raise InvalidOption for what ``whose`` cannot draft from."""
+    if not isinstance(guess, PromptLookup) and not hasattr(guess, "vocabulary"):
+        raise InvalidOption(
+            f"{whose} needs a language model from smc.load(…), or smc.PromptLookup(…); got {type(guess).__name__}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """A draft q writes blocks of K tokens; the target scores each block in one pass.
+
+    Args:
+        model: the draft: from :func:`smcdecode.load`, with a vocabulary that agrees with the target's; the target's own
+            first layers, :class:`~smcdecode.engine.layers.LayerSkip`; or :class:`PromptLookup`.
         block: K, drafted tokens a cycle. "auto" begins with 4 and moves it between 1 and 16 from cycle to cycle, for
             each prompt by itself: to the K that would have written most tokens a second, by the refusals of the past,
             among those whose weights leave half the particles effective.
@@ -79,7 +125,7 @@ class Draft:
         InvalidOption: for values that mean nothing.
     """
 
-    model: Model
+    model: Guess
     block: int | Literal["auto"] = 4
     _: dataclasses.KW_ONLY
     strictness: float | Literal["auto"] = 0.2
@@ -100,14 +146,18 @@ class Draft:
         s = self.strictness
         if s != "auto" and not (isinstance(s, (int, float)) and 0 <= s <= 1):
             raise InvalidOption(f'strictness must lie in [0, 1], or be "auto"; got {s!r}')
-        if not hasattr(self.model, "vocabulary"):
-            raise InvalidOption(f"Draft needs a language model from smc.load(…); got {type(self.model).__name__}")
+        check_guess(self.model, "Draft")
         check_truncation(self.temperature, self.top_k, self.top_p)
 
     @property
     def longest(self) -> int:
         """The most tokens a block can have."""
         return LONGEST if self.block == "auto" else self.block
+
+    @property
+    def network(self) -> Model | None:
+        """The language model that drafts; None for one that needs no passes."""
+        return None if isinstance(self.model, PromptLookup) else self.model
 
     @property
     def strict(self) -> bool:

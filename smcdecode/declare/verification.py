@@ -4,8 +4,8 @@ import dataclasses
 from typing import Literal
 
 from smcdecode.declare.method import SMC, Autoregressive
-from smcdecode.declare.proposal import Draft
-from smcdecode.declare.target import Model, Target, check_truncation
+from smcdecode.declare.proposal import Draft, Guess
+from smcdecode.declare.target import Target, check_truncation
 from smcdecode.errors import InvalidOption, UnsupportedTarget
 from smcdecode.infer.coupling.catalogue import COUPLINGS, Preference
 from smcdecode.infer.coupling.protocol import Coupling
@@ -18,13 +18,13 @@ class _Verification:
     """One drafted block a chain, verified by the target; for plain, tempered and truncated targets.
 
     Args:
-        model: the draft, from :func:`smcdecode.load`.
+        model: the draft, as for :class:`~smcdecode.declare.proposal.Draft`.
         block: K, drafted tokens a cycle.
         temperature: of the draft; None means the target's.
         top_k, top_p: truncate the draft's law; the text's law stays p.
     """
 
-    model: Model
+    model: Guess
     block: int = 4
     _: dataclasses.KW_ONLY
     temperature: float | None = None

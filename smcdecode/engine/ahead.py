@@ -32,7 +32,7 @@ class Ahead(Drafter):
     """Writes blocks of guesses, each row up to the first position with more than ``FEW`` tokens to choose from."""
 
     def __init__(self, plain: Drafter) -> None:
-        super().__init__(None, plain.slots, plain.passes, plain.twist, plain.endings, plain.temperature)
+        super().__init__(None, None, plain.slots, plain.passes, plain.twist, plain.endings, plain.temperature)
         self.habits = [Habits(())] * self.slots.lanes
         self._guessed: list[
             list[tuple[list[int], Allowed]]

@@ -80,7 +80,7 @@ class ChainEngine(ParticleEngine):
         K = block.tokens.shape[1]
         u = torch.stack([torch.stack([self.slots.uniform(first, k, s) for s in STREAMS], -1) for k in range(K + 1)], 1)
         drafts = block.tokens.view(-1, N, K)
-        counts = block.count.view(-1, N).amax(-1)
+        counts = block.count.view(-1, N)
         choice = self._choice(lanes)
         path = Path(
             torch.full((len(first), K + 1), -1),
@@ -96,18 +96,19 @@ class ChainEngine(ParticleEngine):
                 for field in dataclasses.fields(Path):
                     getattr(path, field.name)[mine] = getattr(part, field.name)
         if len(self.couplings) > 1:
-            self._learn(lanes, laws)
+            self._learn(lanes, laws, (counts[:, 0] > 0).nonzero()[:, 0])
         return path
 
     def _final(self, slots: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
         """Whether the last of some ``tokens`` (m, depth + 1) ends the text of ``slots[rows]``: (m,) bool."""
         return self.endings.of(slots[rows], tokens[:, -1], tokens[:, :-1])
 
-    def _learn(self, lanes: Tensor, laws: "_Laws") -> None:
-        """What each coupling would have accepted at the first position, for the choices to come."""
-        every, zero = torch.arange(len(lanes)), torch.zeros(len(lanes), dtype=torch.int64)
-        p, q = laws.target(every, zero, 0), laws.draft(every, zero, 0)
-        self.preference = self.preference.observe(lanes, p, q, self.slots.N)
+    def _learn(self, lanes: Tensor, laws: "_Laws", drafted: Tensor) -> None:
+        """What each coupling would have accepted at the first position of lanes that drafted, for choices to come."""
+        if len(drafted):
+            zero = torch.zeros_like(drafted)
+            p, q = laws.target(drafted, zero, 0), laws.draft(drafted, zero, 0)
+            self.preference = self.preference.observe(lanes[drafted], p, q, self.slots.N)
 
     def _bonus_uniform(self, slots: Tensor) -> Tensor:
         """The first token is one for all chains of a lane."""
@@ -153,7 +154,9 @@ class _ChainDrafter(Drafter):
     """Chains that share a prefix are drafted jointly, as their lane's coupling asks; then each goes on alone."""
 
     def __init__(self, plain: Drafter, couplings: tuple[Coupling, ...], choice: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(plain.spec, plain.slots, plain.passes, plain.twist, plain.endings, plain.temperature)
+        super().__init__(
+            plain.spec, plain.guesser, plain.slots, plain.passes, plain.twist, plain.endings, plain.temperature
+        )
         self.couplings, self.choice = couplings, choice
 
     def _draw(self, law: Tensor, slots: Tensor, k: int) -> tuple[Tensor, Tensor]:

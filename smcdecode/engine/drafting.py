@@ -1,6 +1,7 @@
-"""The draft writes a block: K passes, one token a slot a pass, (2). Knows the proposal's law; not the target's."""
+"""The draft writes a block, one token a slot at a time, (2). Knows the proposal's law; not the target's."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -11,6 +12,7 @@ from smcdecode.declare.proposal import Draft
 from smcdecode.engine.draw import check_numbers, proposal_law
 from smcdecode.engine.endings import Endings
 from smcdecode.engine.foresight import Foresight
+from smcdecode.engine.guessing import Guesser
 from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.twist import Twist
@@ -50,18 +52,22 @@ class Block:
 
 
 class Drafter:
-    """Writes blocks with a draft model, under the potentials' masks."""
+    """Writes blocks of a guesser's tokens, under the potentials' masks."""
 
     def __init__(
-        self, spec: Draft | None, slots: Slots, passes: Passes, twist: Twist, endings: Endings,
-        temperature: Callable[[Tensor], Tensor],
+        self, spec: Draft | None, guesser: Guesser | None, slots: Slots, passes: Passes, twist: Twist,
+        endings: Endings, temperature: Callable[[Tensor], Tensor],
     ) -> None:  # fmt: skip
-        self.spec, self.slots, self.passes, self.twist = spec, slots, passes, twist
+        self.spec, self.guesser, self.slots, self.passes, self.twist = spec, guesser, slots, passes, twist
         self.endings, self.temperature = endings, temperature  # of the draft in some slots: (n,) int64 → (n,) float64
         self.worker = ThreadPoolExecutor(1, "masks")  # its thread starts with the first mask
 
     def write(self, slots: Tensor) -> Block:
-        """Draft up to K tokens in each slot (n,), to the text's end, the cap, or where nothing is allowed."""
+        """Draft up to K tokens in each slot (n,).
+
+        A row stops at the text's end, at its cap, where its guesser knows nothing, and where the masks leave too little
+        of its law: these are functions of what was written before, and so change no law.
+        """
         length = self.slots.block[self.slots.lane[slots]]  # (n,) K of each slot's lane
         K = int(length.max())
         block = Block.empty(slots, K)
@@ -91,7 +97,11 @@ class Drafter:
 
     def _place(self, block: Block, going: Tensor, k: int) -> None:
         """Token k of some rows, of as many as can be guessed for."""
-        self._token(block, going, k, self._logits(block.slots[going], block.tokens[going], k))
+        assert self.guesser is not None
+        known, logits = self.guesser.logits(block.slots[going], block.tokens[going, :k])
+        going = going if known is None else going[known]
+        if len(going):
+            self._token(block, going, k, logits)
 
     def begin(self, lane: int, prompt: Sequence[int]) -> None:
         """A lane has a new request; a draft model reads its prompt in a pass."""
@@ -99,25 +109,19 @@ class Drafter:
     def learn(self, block: Block, law: Tensor, row: Tensor) -> None:
         """What the target made of a block, see :class:`~smcdecode.engine.judging.Verdict`; a draft model knows all."""
 
-    def _logits(self, slots: Tensor, drafted: Tensor, k: int) -> Tensor:
-        """One draft pass: the unread tokens of each slot when k = 0, the token just drafted otherwise."""
-        lag = self.slots.lag[slots] if k == 0 else torch.ones_like(slots)
-        ends = self.slots.length[slots] + k
-        owner = torch.arange(len(slots)).repeat_interleave(lag)
-        place = ends[owner] - lag[owner] + torch.arange(len(owner)) - (lag.cumsum(0) - lag)[owner]
-        tokens = self.slots.tokens[slots[owner], place] if k == 0 else drafted[:, k - 1]
-        positions = self.slots.position(slots[owner], place)
-        return self.passes.draft(tokens, positions, self.slots.batch(slots, lag, ends), lag.cumsum(0) - 1)
-
     def _token(self, block: Block, going: Tensor, k: int, logits: Tensor) -> None:
-        """Draw token k of some rows; where the mask leaves the draft no token the block stops, and the target draws."""
-        assert self.spec is not None
+        """Draw token k of some rows; where the mask leaves the draft too little the block stops: the target draws."""
+        assert self.spec is not None and self.guesser is not None
         slots = block.slots[going]
         mask = block.masks[k].result()[going] if block.masks else None
         law = proposal_law(logits, self.spec, self.temperature(slots), mask)
+        least = torch.full((len(slots),), -torch.inf, dtype=torch.float64)
+        if mask is not None and self.guesser.share:
+            free = proposal_law(logits, self.spec, self.temperature(slots), None)
+            least = reference.log_norm(free) + math.log(self.guesser.share)
         tokens, norm = self._draw(law, slots, k)
         check_numbers(norm, self.spec.model.name)
-        alive = (~torch.isneginf(norm)).nonzero()[:, 0]
+        alive = (norm > least).nonzero()[:, 0]
         going, tokens, norm = going[alive], tokens[alive], norm[alive]
         block.tokens[going, k] = tokens
         block.log_q[going, k] = law[alive, tokens].double() - norm

@@ -17,7 +17,7 @@ from smcdecode.engine.support import check_config, context_of, examine
 from smcdecode.errors import InvalidOption, UnsupportedModel
 from smcdecode.potentials.vocabulary import Vocabulary
 
-__all__ = ["attention_of", "load"]
+__all__ = ["Source", "attention_of", "checkpoint", "load"]
 
 AttentionName = Literal["torch", "flashinfer"]
 Source: TypeAlias = str | Path | PreTrainedModel | tuple[PreTrainedModel, Any]
@@ -54,8 +54,9 @@ def load(
         InvalidOption: the source is of another kind, ``dtype``/``device`` are given for a loaded model, or
             ``attention`` cannot be had.
     """
+    model, tokenizer = checkpoint(source, dtype=dtype, device=device, name=name)
     if isinstance(source, (str, Path)):
-        loaded = _load_checkpoint(source, dtype, device, attention, name, batch_invariant)
+        loaded = _wrap(model, tokenizer, name or _title(source), attention, batch_invariant)
         options = {
             "dtype": dtype,
             "device": device,
@@ -65,12 +66,29 @@ def load(
         }
         loaded.recipe = Recipe(source, options)
         return loaded
+    return _wrap(structural_copy(model), tokenizer, name or _name_of(model), attention, batch_invariant)
+
+
+def checkpoint(
+    source: Source,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    name: str | None = None,
+) -> tuple[PreTrainedModel, Any]:
+    """The transformers model and the tokenizer, if any, that a source of :func:`load` stands for.
+
+    Raises:
+        UnsupportedModel, InvalidOption: as :func:`load` does.
+    """
+    if isinstance(source, (str, Path)):
+        return _load_checkpoint(source, dtype, device, name)
     model, tokenizer = source if isinstance(source, tuple) else (source, None)
     _check_kind(model)
     _check_device(model.device, name or _name_of(model))
     if dtype is not None or device is not None:
         raise InvalidOption("a loaded model keeps its dtype and device: move it first, or load it by name")
-    return _wrap(structural_copy(model), tokenizer, name or _name_of(model), attention, batch_invariant)
+    return model, tokenizer
 
 
 def _check_kind(model: object) -> None:
@@ -86,16 +104,14 @@ def _check_device(device: torch.device, name: str) -> None:
         raise UnsupportedModel(f"{name} lies on {device}, and the engine runs on the CPU only: move it with .to('cpu')")
 
 
+def _title(source: str | Path) -> str:
+    return source if isinstance(source, str) and not Path(source).exists() else Path(source).name
+
+
 def _load_checkpoint(
-    source: str | Path,
-    dtype: torch.dtype | None,
-    device: str | torch.device | None,
-    attention: AttentionName | None,
-    name: str | None,
-    batch_invariant: bool,
-) -> LanguageModel:
-    folder = demo_folder() if source == "demo" else source
-    name = name or (source if isinstance(source, str) and not Path(source).exists() else Path(source).name)
+    source: str | Path, dtype: torch.dtype | None, device: str | torch.device | None, name: str | None
+) -> tuple[PreTrainedModel, Any]:
+    folder, name = demo_folder() if source == "demo" else source, name or _title(source)
     config = AutoConfig.from_pretrained(folder)
     check_config(config, name)
     place = torch.device(device or "cpu")
@@ -106,7 +122,7 @@ def _load_checkpoint(
         if "Unrecognized configuration class" not in str(error):
             raise
         raise UnsupportedModel(f"{name} ({type(config).__name__}) has no causal language model") from error
-    return _wrap(model.to(place).eval(), _tokenizer(folder), name, attention, batch_invariant)
+    return model.to(place).eval(), _tokenizer(folder)
 
 
 def _tokenizer(folder: str | Path) -> Any:

@@ -15,6 +15,7 @@ from smcdecode.engine.checking import Checker
 from smcdecode.engine.drafting import Drafter, Stream
 from smcdecode.engine.draw import Slant, local_law
 from smcdecode.engine.endings import Endings
+from smcdecode.engine.guessing import guesser_of
 from smcdecode.engine.judging import Judge
 from smcdecode.engine.passes import Passes, Stores
 from smcdecode.engine.request import Request
@@ -35,13 +36,14 @@ class ParticleEngine:
         spec = method.proposal if isinstance(method.proposal, Draft) else None
         self.spec = spec
         vocabulary = stores.p.vocabulary
-        self.passes = Passes(spec.model if spec and not method.overlap else None, stores, stats)  # type: ignore[arg-type]
+        self.passes = Passes(spec.network if spec and not method.overlap else None, stores, stats)  # type: ignore[arg-type]
         self.slots = Slots(lanes, method.slots, max_tokens, stores.pool, stores.page_size)
         local = method.proposal if isinstance(method.proposal, Local) else Local(check="mask")
         self.twist = Twist(lanes * method.slots, vocabulary, local.check)
         self.endings = Endings(vocabulary, self.slots)
         self.tuner = Tuner(spec, local.ahead, stores.p, self.slots)
-        self.drafter = Drafter(spec, self.slots, self.passes, self.twist, self.endings, self._temperature)
+        guesser = guesser_of(spec, self.slots, self.passes) if spec else None
+        self.drafter = Drafter(spec, guesser, self.slots, self.passes, self.twist, self.endings, self._temperature)
         if spec is None and local.ahead:
             self.drafter = Ahead(self.drafter)
         self.checker = Checker(local, self.slots, self.twist, self.endings)

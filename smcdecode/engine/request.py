@@ -38,7 +38,8 @@ class Request:
     def models(self) -> list[LanguageModel]:
         """The target's model and the draft, where there is one."""
         proposal = self.smc.proposal
-        models = [self.target.model, *([proposal.model] if isinstance(proposal, Draft) else [])]
+        draft = proposal.network if isinstance(proposal, Draft) else None
+        models = [self.target.model, draft] if draft else [self.target.model]
         return cast(list[LanguageModel], models)  # what declarations know of a model is less
 
 

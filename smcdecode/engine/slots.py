@@ -49,6 +49,7 @@ class Slots:
         self.table = BlockTable(pool, S, -(-max_tokens // page_size))
         self.prefix = [torch.empty(0, dtype=torch.int64)] * lanes  # pages of each lane's prompt
         self.prefix_len = torch.zeros(lanes, dtype=torch.int64)
+        self.prompt = [torch.empty(0, dtype=torch.int64)] * lanes  # tokens of each lane's prompt
         self.seed = torch.zeros(lanes, dtype=torch.int64)
         self.cycle = torch.zeros(lanes, dtype=torch.int64)
         self.cap = torch.zeros(lanes, dtype=torch.int64)
@@ -65,8 +66,9 @@ class Slots:
         """Hand lanes (n,) to requests: pages for their prompts, and empty particles in each; by default N."""
         slots, lengths = self.of(lanes), [len(request.prompt.tokens) for request in requests]
         pages = [-(-n // self.page_size) for n in lengths]
-        for lane, prefix in zip(lanes.tolist(), torch.split(self.pool.take(sum(pages)), pages), strict=True):
-            self.prefix[lane] = prefix
+        parts = torch.split(self.pool.take(sum(pages)), pages)
+        for lane, prefix, request in zip(lanes.tolist(), parts, requests, strict=True):
+            self.prefix[lane], self.prompt[lane] = prefix, torch.tensor(request.prompt.tokens)
         self.prefix_len[lanes] = torch.tensor(lengths)
         self.seed[lanes] = torch.tensor([request.seed for request in requests])
         self.cap[lanes] = torch.tensor([request.max_tokens for request in requests])
@@ -133,6 +135,17 @@ class Slots:
     def last(self, slots: Tensor) -> Tensor:
         """The last own token of each slot: (n,) int64."""
         return self.tokens[slots, self.length[slots] - 1]
+
+    def contexts(self, slots: Tensor, drafted: Tensor) -> Tensor:
+        """Prompt, own tokens and ``drafted`` ones (n, k) of each slot, flush right after −1s: (n, L) int64."""
+        lengths = self.length[slots].tolist()
+        rows = [
+            torch.cat([self.prompt[lane], own[:length], more])
+            for lane, own, length, more in zip(
+                self.lane[slots].tolist(), self.tokens[slots], lengths, drafted, strict=True
+            )
+        ]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1, padding_side="left")
 
     def texts(self, slots: Tensor) -> list[tuple[int, bytes]]:
         """What each slot has read, as a key: its lane, whose prompt it continues, and its tokens."""

@@ -51,7 +51,7 @@ def descend(
         coupling: chains that share a prefix must be drafted by its ``drafting``.
         laws: p and q at every position.
         drafts: (B, N, K) int64, chains of drafted tokens.
-        counts: (B,) int64 ≤ K, how many tokens the row's chains were meant to have.
+        counts: (B, N) int64 ≤ K, how many tokens each chain has; chains that share a prefix end together behind it.
         u: (B, K+1, 2) float64 uniforms in (0, 1) that had no part in drafting.
         final: from rows (m,) and the tokens emitted on each so far, (m, depth + 1), to whether the last of them ends
             the text, (m,) bool; the path ends there, and what a chain drafted behind it is not read.
@@ -61,7 +61,7 @@ def descend(
         running = state.running.nonzero()[:, 0]
         if not len(running):
             break
-        whole = counts[running] == depth
+        whole = counts[running, state.chain[running]] == depth
         state.finish(running[whole], laws, depth, u)
         state.advance(running[~whole], coupling, laws, depth, u, final)
     return Path(state.tokens, state.length, state.accepted, state.chain)

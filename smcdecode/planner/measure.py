@@ -56,6 +56,10 @@ def plan(
         UnsupportedTarget: for a greedy target, or one whose potentials no text of the target satisfies.
     """
     spec = draft if isinstance(draft, Draft) else Draft(draft)
+    if spec.network is None:
+        raise InvalidOption(
+            f"plan() foresees drafts that are language models, whose passes it can time; got {spec.model!r}"
+        )
     goal = _goal(target)
     strictness = tuple(_servable(goal, spec))
     listed: list[PromptLike] = [prompts] if is_one(prompts) else list(prompts)  # type: ignore[list-item, arg-type]

@@ -43,7 +43,9 @@ class RemoteDrafter(Drafter):
         self, plain: Drafter, remote: RemoteModel, setup: Setup, tuning: Tuning,
         heat: Callable[[Tensor, int], Tensor], alone: Backup | None, stats: Stats,
     ) -> None:  # fmt: skip
-        super().__init__(plain.spec, plain.slots, plain.passes, plain.twist, plain.endings, plain.temperature)
+        super().__init__(
+            plain.spec, plain.guesser, plain.slots, plain.passes, plain.twist, plain.endings, plain.temperature
+        )
         self.remote, self.setup, self.tuning, self.alone = remote, setup, tuning, alone
         self.heat, self.stats = heat, stats
         self.source = torch.arange(setup.slots)  # whose last block each slot continues

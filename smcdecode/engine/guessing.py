@@ -1,0 +1,86 @@
+"""Where a draft's next-token laws come from: a model's passes, or a look back. Knows slots; no masks."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from smcdecode.declare.proposal import Draft, PromptLookup
+from smcdecode.engine.passes import Passes
+from smcdecode.engine.slots import Slots
+
+__all__ = ["Guesser", "LookBack", "ModelPass", "guesser_of"]
+
+
+class Guesser(Protocol):
+    """A source of next-token laws.
+
+    Attributes:
+        share: a draft ends where the masks do not leave more than this share of its law.
+    """
+
+    share: float
+
+    def logits(self, slots: Tensor, drafted: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Laws of the token after the text of each slot (n,) and the tokens ``drafted`` (n, k) behind it.
+
+        Returns:
+            which of the slots it can guess for, (m,) int64, None for all; and their logits (m, V) float32.
+        """
+
+
+def guesser_of(spec: Draft, slots: Slots, passes: Passes) -> Guesser:
+    """The guesser that a declared draft asks for."""
+    if isinstance(spec.model, PromptLookup):
+        return LookBack(spec.model, slots, passes.p.vocabulary.size)
+    return ModelPass(slots, passes)
+
+
+class ModelPass:
+    """A draft model: one pass a token."""
+
+    share = 0.0
+
+    def __init__(self, slots: Slots, passes: Passes) -> None:
+        self.slots, self.passes = slots, passes
+
+    def logits(self, slots: Tensor, drafted: Tensor) -> tuple[None, Tensor]:
+        """One pass: over the unread tokens of each slot where nothing is drafted, else over the token just drafted."""
+        k = drafted.shape[1]
+        lag = self.slots.lag[slots] if k == 0 else torch.ones_like(slots)
+        ends = self.slots.length[slots] + k
+        owner = torch.arange(len(slots)).repeat_interleave(lag)
+        place = ends[owner] - lag[owner] + torch.arange(len(owner)) - (lag.cumsum(0) - lag)[owner]
+        tokens = self.slots.tokens[slots[owner], place] if k == 0 else drafted[:, -1]
+        positions = self.slots.position(slots[owner], place)
+        return None, self.passes.draft(tokens, positions, self.slots.batch(slots, lag, ends), lag.cumsum(0) - 1)
+
+
+class LookBack:
+    """Prompt lookup: the tokens that followed the last ``ngram`` ones, wherever those stood before."""
+
+    share = 0.5  # where the masks forbid most of what was found, the rest is no guess
+
+    def __init__(self, spec: PromptLookup, slots: Slots, size: int) -> None:
+        self.spec, self.slots, self.size = spec, slots, size
+
+    def logits(self, slots: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor]:
+        """Log q of the slots whose last tokens stood in their text before."""
+        text = self.slots.contexts(slots, drafted)
+        found = recurrences(text, self.spec.ngram)
+        count = found.sum(-1)
+        known = (count > 0).nonzero()[:, 0]
+        weights = found[known] * ((1 - self.spec.floor) / count[known])[:, None]
+        law = torch.full((len(known), self.size), self.spec.floor / self.size)
+        return known, law.scatter_add_(1, text[known].clamp(min=0), weights).log_()
+
+
+def recurrences(text: Tensor, ngram: int) -> Tensor:
+    """Where the last ``ngram`` tokens of each row stood just before: (n, L) int64, −1 for none, → (n, L) bool."""
+    length = text.shape[1]
+    found = torch.ones_like(text, dtype=torch.bool)
+    found[:, :ngram] = False
+    for back in range(1, min(ngram, length) + 1):
+        last = text[:, length - back, None]
+        found[:, back:] &= (text[:, : length - back] == last) & (last >= 0)
+    return found
