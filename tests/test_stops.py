@@ -97,7 +97,7 @@ def test_the_oracle_tells_a_cut_from_none():
         smc.Speculative(q, block=3),
         *(smc.MultiDraft(q, block=3, chains=2, coupling=c) for c in ("recursive", "greedy")),
     ],
-    ids=repr,
+    ids=lambda m: f"{type(m).__name__}-{getattr(m, 'coupling', '')}",
 )
 def test_decoders_without_weights_have_the_law_of_the_cut_texts(method):
     runs = smc.sample(p, [list(PROMPT)] * 1000, method=method, max_tokens=CAP, stop=STOP, seed=0, progress=False)
