@@ -79,7 +79,8 @@ def test_generate_passes_every_option_on(capsys):
     asked = json.loads(capsys.readouterr().out)["posterior"]["asked"]
     assert asked["target"] == "p.at(temperature=0.7, top_k=3, top_p=0.9) ** 3"
     assert asked["method"] == (
-        "SMC(proposal=Draft(model=q, block=4, strictness=0.5), particles=8, resampling='ssp', threshold=0.9, bridge=2)"
+        "SMC(proposal=Draft(model=q, block=4, strictness=0.5), particles=8, resampling='ssp', threshold=0.9, bridge=2, "
+        "overlap=False)"
     )
 
 
