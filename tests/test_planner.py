@@ -180,6 +180,7 @@ def test_what_cannot_be_had_is_said():
     assert made.choices["careful"].distance > LEVELS["careful"]
     assert any("no setting comes within 0.1" in line for line in made.verdicts)
     assert "nearer draft" in made.summary()
+    assert "> 1e6" in made_up(times(), divergences(0.8, 1e9)).summary()
 
 
 def test_speed_is_equation_7_where_every_token_is_kept():
