@@ -19,10 +19,8 @@ from typing import Any
 
 import torch
 from common import PROMPTS, without_eos
-from transformers import AutoModelForCausalLM
 
 import smcdecode as smc
-from smcdecode.engine.demo import demo_folder
 from smcdecode.planner.plan import LEVELS
 
 GRID = list(itertools.product((4, 8, 16), (2, 4, 8), (0.0, 0.2, 1.0)))
@@ -71,11 +69,8 @@ def models(options: argparse.Namespace) -> tuple[Any, Any]:
     if options.demo_layers is None:
         p, q = (smc.load(folder, dtype=torch.bfloat16) for folder in (options.target, options.draft))
         return p, q
-    p, layers = smc.load("demo"), options.demo_layers
-    module = AutoModelForCausalLM.from_pretrained(demo_folder(), dtype=p.dtype)
-    module.model.layers = module.model.layers[:layers]
-    module.config.num_hidden_layers = layers
-    return p, smc.load((module, p.tokenizer), name=f"first {layers} layers")
+    p = smc.load("demo")
+    return p, smc.LayerSkip(p, layers=options.demo_layers)
 
 
 def warm(target: Any, q: Any, prompt: str) -> None:

@@ -319,6 +319,8 @@ def test_what_cannot_be_planned_is_refused(target, prompts, error, words):
 def test_other_refusals():
     with pytest.raises(smc.InvalidOption, match="max_tokens"):
         smc.plan(p, q, [[0]], max_tokens=1)
+    with pytest.raises(smc.InvalidOption, match="prompt lookup"):
+        smc.plan(p, smc.Draft(smc.PromptLookup()), [[0]])
     plan = smc.plan(p, q, [[0]], max_tokens=4, progress=False)
     with pytest.raises(smc.InvalidOption, match="longer answers"):
         plan.forecast(4, 90)

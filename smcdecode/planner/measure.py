@@ -8,7 +8,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from smcdecode.declare.method import SMC
-from smcdecode.declare.proposal import Draft
+from smcdecode.declare.proposal import Draft, PromptLookup
 from smcdecode.declare.target import Algebra, Model, Target
 from smcdecode.engine.memory import bytes_of
 from smcdecode.engine.prompts import PromptLike, is_one, read_prompt
@@ -56,6 +56,11 @@ def plan(
         UnsupportedTarget: for a greedy target, or one whose potentials no text of the target satisfies.
     """
     spec = draft if isinstance(draft, Draft) else Draft(draft)
+    if isinstance(spec.model, PromptLookup):
+        raise InvalidOption(
+            "plan() compares the laws of two models; prompt lookup has one only where something recurs, and costs no "
+            "pass: run it beside the plan's methods on your prompts"
+        )
     if spec.network is None:
         raise InvalidOption(
             f"plan() foresees drafts that are language models, whose passes it can time; got {spec.model!r}"
