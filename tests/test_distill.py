@@ -18,7 +18,7 @@ from smcdecode.distill.training import Trainer, grow
 from smcdecode.engine.load import load
 
 PROMPTS = [[5, 9], [2, 7, 3], [4], [11, 6], [8, 8]]
-SIZES = {"layers": 1, "tokens": 2000, "passes": 2, "prompts": PROMPTS, "progress": False}
+SIZES = {"layers": 1, "tokens": 800, "passes": 2, "prompts": PROMPTS, "progress": False}
 
 
 def test_the_loss_is_the_divergence_and_so_is_its_gradient():
