@@ -1,4 +1,4 @@
-"""The command line: ``smcdecode generate``, ``plan``, ``demo``, ``distill``: options and printing, no mathematics."""
+"""The command line: ``generate``, ``plan``, ``serve``, ``demo``, ``distill``: options, and no mathematics."""
 
 import argparse
 import sys
@@ -112,6 +112,22 @@ def _run(target: Target, method: SMC, options: argparse.Namespace) -> Posterior:
     return sample(target, prompt, method=method, max_tokens=options.max_tokens, seed=options.seed)
 
 
+def serve(options: argparse.Namespace) -> int:
+    """Serve a target to OpenAI's clients."""
+    try:
+        from smcdecode.integrations.server.serving import run
+    except ModuleNotFoundError as error:
+        raise InvalidOption(f"serve needs {error.name}: install smcdecode[serve]") from error
+    p = load(options.target)
+    proposal = Draft(load(options.draft), options.block, strictness=options.strictness) if options.draft else Local()
+    limits = {name: value for name in ("lanes", "queue", "max_tokens") if (value := getattr(options, name)) is not None}
+    run(
+        p, SMC(proposal, options.particles), name=options.name, limits=limits, memory=options.memory,
+        host=options.host, port=options.port, api_key=options.api_key, drain=options.drain,
+    )  # fmt: skip
+    return 0
+
+
 def _show(posterior: Posterior, as_json: bool) -> int:
     """The text on stdout and the summary on stderr, or everything as JSON on stdout."""
     if as_json:
@@ -140,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_generate(commands.add_parser("generate", help=generate.__doc__, description=generate.__doc__))
     _add_plan(commands.add_parser("plan", help=make_plan.__doc__, description=make_plan.__doc__))
+    _add_serve(commands.add_parser("serve", help=serve.__doc__, description=serve.__doc__))
     _add_demo(commands.add_parser("demo", help=demo.__doc__, description=demo.__doc__))
     _add_distill(commands.add_parser("distill", help=distill.__doc__, description=distill.__doc__))
     return parser
@@ -188,6 +205,25 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, default=128, help="length of the texts you will ask for (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the texts that are measured on (default: %(default)s)")
     add("--plot", help="draw the frontier of speed and distance into this file")
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=serve)
+    add = parser.add_argument
+    add("--target", required=True, help='the model p: a Hugging Face name, a local folder, or "demo"')
+    add("--draft", help="the draft model q, of the same vocabulary; without it the target proposes for itself")
+    add("--name", help="what clients call the model (default: the target's name)")
+    add("--block", type=int, default=4, help="K where a request says nothing (default: %(default)s)")
+    add("--strictness", type=float, default=0.2, help="s where a request says nothing (default: %(default)s)")
+    add("--particles", type=int, default=8, help="N where a request says nothing (default: %(default)s)")
+    add("--host", default="127.0.0.1", help="the address to bind to (default: %(default)s, this machine alone)")
+    add("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
+    add("--api-key", help="clients must send it as a bearer token")
+    add("--memory", type=float, default=0.5, help="a fraction of what is free, or bytes (default: %(default)s)")
+    add("--lanes", type=int, help="requests of one method that run at once")
+    add("--queue", type=int, help="requests that run or wait; more are turned away with 429")
+    add("--max-tokens", type=int, help="of one answer")
+    add("--drain", type=int, default=30, help="seconds that answers may take when stopping (default: %(default)s)")
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from smcdecode.potentials.potential import Prompt
 from smcdecode.potentials.stops import Stops
 from smcdecode.report.posterior import Posterior
 
-__all__ = ["Call", "sample"]
+__all__ = ["Call", "requests_of", "sample"]
 
 
 @overload
@@ -116,18 +116,8 @@ class Call:
         goal = _goal(target)
         method = _method(method, goal)
         _check_numbers(max_tokens, page_size, seed)
-        method.check(goal)
-        read = [read_prompt(prompt, goal.model) for prompt in prompts]  # type: ignore[arg-type]
-        smc = method if isinstance(method, SMC) else method.as_smc()
-        for prompt in read:
-            _check_context(prompt, goal, smc, max_tokens)
-        stops = Stops.of(stop, goal.model.vocabulary)
         seed = secrets.randbits(63) if seed is None else seed
-        keys = seeds(seed, read)
-        requests = [
-            Request(i, prompt, goal, method, key, max_tokens, stops)
-            for i, (prompt, key) in enumerate(zip(read, keys, strict=True))
-        ]
+        requests = requests_of(goal, prompts, method=method, max_tokens=max_tokens, stop=stop, seed=seed)
         stats = Stats()
         scheduler = Scheduler.of(requests, memory=bytes_of(memory), page_size=page_size, stats=stats)
         return cls(goal, method, requests, scheduler, stats, seed)
@@ -135,6 +125,26 @@ class Call:
     def posterior(self, outcome: Outcome) -> Posterior:
         """What a request that is done left behind."""
         return Posterior.of(outcome, self.goal, self.method, self.stats, self.seed)
+
+
+def requests_of(
+    target: Target, prompts: Sequence[PromptLike], *, method: Method, max_tokens: int, stop: str | Sequence[str],
+    seed: int,
+) -> list[Request]:  # fmt: skip
+    """What :func:`sample` runs for these arguments, one request a prompt, after all checks that need no memory.
+
+    Raises:
+        PromptError, SupportError, UnsupportedTarget, VocabularyMismatch, InvalidOption: see :func:`sample`.
+    """
+    method.check(target)
+    read = [read_prompt(prompt, target.model) for prompt in prompts]  # type: ignore[arg-type]
+    for prompt in read:
+        _check_context(prompt, target, method if isinstance(method, SMC) else method.as_smc(), max_tokens)
+    stops = Stops.of(stop, target.model.vocabulary)
+    return [
+        Request(i, prompt, target, method, key, max_tokens, stops)
+        for i, (prompt, key) in enumerate(zip(read, seeds(seed, read), strict=True))
+    ]
 
 
 def _bar(requests: Sequence[Request], progress: bool | None) -> "tqdm[Any]":

@@ -57,5 +57,8 @@ def _tokens(prompt: PromptLike, model: LanguageModel) -> Sequence[int]:
         raise PromptError(f"a prompt is a string, token ids, or chat messages; got {prompt!r}")
     if not getattr(model.tokenizer, "chat_template", None):
         raise PromptError(f"the tokenizer of {model.name} has no chat template: give the prompt as one string")
-    encoded = model.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)
+    try:
+        encoded = model.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)
+    except Exception as error:  # whatever the checkpoint's own template raises
+        raise PromptError(f"the chat template of {model.name} refuses these messages: {error}") from error
     return list(encoded["input_ids"])

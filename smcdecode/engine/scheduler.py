@@ -7,6 +7,7 @@ always end, and nothing is ever taken back from it.
 from collections import deque
 from collections.abc import Generator, Sequence
 
+from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft
 from smcdecode.engine.cache import bytes_per_page
 from smcdecode.engine.group import Cycle, Group, Outcome
@@ -17,7 +18,7 @@ from smcdecode.engine.request import Request
 from smcdecode.engine.stats import Stats
 from smcdecode.errors import InvalidOption, OutOfPages
 
-__all__ = ["Cycle", "Outcome", "Scheduler", "lane_bytes", "page_bytes"]
+__all__ = ["Cycle", "Outcome", "Scheduler"]
 
 
 class Scheduler:
@@ -49,7 +50,7 @@ class Scheduler:
         p, *drafts = requests[0].models
         needs = [most_pages(request, page_size) for request in requests]
         budget = plan_memory(
-            memory, needs, page_bytes([p, *drafts], page_size), lane_bytes(requests[0]),
+            memory, needs, page_bytes([p, *drafts], page_size), _workspace(requests[0]),
             page_size=page_size, max_tokens=max(request.max_tokens for request in requests),
         )  # fmt: skip
         scheduler = cls(p, drafts, budget, stats)
@@ -67,24 +68,60 @@ class Scheduler:
         """Requests that have begun."""
         return sum(len(group.requests) for group in self.groups)
 
-    def add(self, request: Request) -> None:
-        """Queue a request, before or during :meth:`run`.
+    @classmethod
+    def open(
+        cls, p: LanguageModel, drafts: Sequence[LanguageModel], method: SMC, *, lanes: int, memory: int,
+        max_tokens: int, page_size: int, stats: Stats,
+    ) -> "Scheduler":  # fmt: skip
+        """A scheduler for requests to come.
+
+        Args:
+            p: the model of all targets.
+            drafts: the models that methods may draft with.
+            method: a typical one.
+            lanes: requests of one method that run at once.
+            memory: bytes for keys, values, logits and laws.
+            max_tokens: of the longest continuation.
+            page_size: tokens a page.
+            stats: counts what it costs.
 
         Raises:
-            OutOfPages: it would not fit, were it alone.
+            OutOfPages: ``memory`` bytes do not hold one request of that method and length.
+        """
+        each, page = lane_bytes(method, p.vocabulary.size), page_bytes([p, *drafts], page_size)
+        workspace = max(each, min(lanes * each, memory // 2))
+        own = method.slots * -(-max_tokens // page_size)
+        longest = max_tokens if p.context is None else p.context
+        pages = min(lanes * (own + -(-longest // page_size)), (memory - workspace) // page)
+        if pages <= own:
+            raise OutOfPages(
+                f"{memory:,} bytes are too few for one request of {max_tokens} tokens, whose logits take {each:,} and "
+                f"each of whose {own + 1} pages takes {page:,}: raise memory, or lower max_tokens or particles"
+            )
+        return cls(p, drafts, Budget(lanes, pages, workspace, page_size, max_tokens), stats)
+
+    def add(self, request: Request) -> None:
+        """Queue a request, before or during :meth:`run`; raises what :meth:`check` does."""
+        self.check(request)
+        self._waiting.append(request)
+
+    def check(self, request: Request) -> None:
+        """Refuse what could not run, were it alone; may be called from any thread.
+
+        Raises:
+            OutOfPages: it does not fit.
             InvalidOption: it is about other models, or longer than the budget says.
         """
         budget = self.budget
         self._check_models(request)
         if request.max_tokens > budget.max_tokens:
             raise InvalidOption(f"max_tokens is at most {budget.max_tokens} here; got {request.max_tokens}")
-        pages, workspace = most_pages(request, budget.page_size), lane_bytes(request)
+        pages, workspace = most_pages(request, budget.page_size), _workspace(request)
         if pages > budget.pages or workspace > budget.workspace:
             raise OutOfPages(
                 f"the request may need {pages} pages and {workspace:,} bytes of logits, but there are {budget.pages} "
                 f"pages and {budget.workspace:,} bytes: lower max_tokens, particles or block, or shorten the prompt"
             )
-        self._waiting.append(request)
 
     def cancel(self, index: int) -> bool:
         """Forget a waiting request, or end a running one and free its pages at once.
@@ -142,7 +179,7 @@ class Scheduler:
         while self._waiting and self._fits(self._waiting[0]) and self._group(self._waiting[0]).place(self._waiting[0]):
             request = self._waiting.popleft()
             self._pages += most_pages(request, self.budget.page_size)
-            self._workspace += lane_bytes(request)
+            self._workspace += _workspace(request)
 
     def _check_models(self, request: Request) -> None:
         p, *drafts = request.models
@@ -153,7 +190,7 @@ class Scheduler:
 
     def _fits(self, request: Request) -> bool:
         pages = self._pages + most_pages(request, self.budget.page_size)
-        return pages <= self.budget.pages and self._workspace + lane_bytes(request) <= self.budget.workspace
+        return pages <= self.budget.pages and self._workspace + _workspace(request) <= self.budget.workspace
 
     def _group(self, request: Request) -> Group:
         """The group of a request's method, made if there is none."""
@@ -167,7 +204,7 @@ class Scheduler:
     def _settle(self, requests: Sequence[Request]) -> None:
         """Take back what was reserved for requests that are over."""
         self._pages -= sum(most_pages(request, self.budget.page_size) for request in requests)
-        self._workspace -= sum(lane_bytes(request) for request in requests)
+        self._workspace -= sum(_workspace(request) for request in requests)
         self.stats.pages_peak = self.stores.pool.peak
 
 
@@ -182,8 +219,11 @@ def page_bytes(models: Sequence[LanguageModel], page_size: int) -> int:
     return max(1, sum(bytes_per_page(model.layout, page_size) for model in models))
 
 
-def lane_bytes(request: Request) -> int:
+def _workspace(request: Request) -> int:
+    return lane_bytes(request.smc, request.target.model.vocabulary.size)
+
+
+def lane_bytes(method: SMC, vocab_size: int) -> int:
     """Logits and laws: float32 rows of the target at K+1 positions three times over, of the draft at K twice."""
-    method = request.smc
     block = method.proposal.longest if isinstance(method.proposal, Draft) else method.proposal.ahead
-    return method.slots * request.target.model.vocabulary.size * 4 * (3 * (block + 1) + 2 * block)
+    return method.slots * vocab_size * 4 * (3 * (block + 1) + 2 * block)

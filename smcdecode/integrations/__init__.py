@@ -1,1 +1,1 @@
-"""Other people's interfaces, on top of sample() and stream()."""
+"""Other people's interfaces, on top of the library; nothing of it imports them."""

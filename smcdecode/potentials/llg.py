@@ -104,12 +104,16 @@ class Constraint(BasePotential):
         oracle: has the last word on finished texts: None, or why the text does not belong.
         name: in reports and messages.
 
+    Attributes:
+        source: the grammar as given.
+
     Raises:
         UnsupportedGrammar: llguidance does not take the grammar, or it has no text at all.
     """
 
     def __init__(self, grammar: str, oracle: Oracle, name: str) -> None:
-        self.grammar, self.oracle, self.name = _OPTIONS + grammar, oracle, name
+        self.source, self.oracle, self.name = grammar, oracle, name
+        self.grammar = _OPTIONS + grammar
         self._roots: weakref.WeakValueDictionary[int, Node] = weakref.WeakValueDictionary()
         self._check()
 
