@@ -1,6 +1,7 @@
 """The command line, on a model that needs no weights."""
 
 import json
+import sys
 
 import pytest
 from table import TableLM, random_table
@@ -140,3 +141,23 @@ def test_distill_hands_its_options_on_and_says_how_good_the_draft_is(tmp_path, c
     assert grown.pop()[2]["prompts"][1] == [{"role": "user", "content": "two"}]
     assert run("distill --target p --out d --prompts nowhere.txt") == 2
     assert "one prompt a line" in capsys.readouterr().err
+
+
+def test_serve_passes_its_options_on(monkeypatch):
+    serving, asked = pytest.importorskip("smcdecode.integrations.server.serving"), {}
+    monkeypatch.setattr(serving, "run", lambda p, method, **options: asked.update(options, p=p, method=method))
+    line = "serve --target p --draft q --block 3 --strictness 0.5 --particles 4 --host 0.0.0.0 --port 0 --api-key k"
+    assert run(f"{line} --memory 1e9 --lanes 2 --queue 9 --max-tokens 50 --drain 5 --name it") == 0
+    assert asked == {
+        "p": MODELS["p"], "method": smc.SMC(smc.Draft(MODELS["q"], 3, strictness=0.5), 4), "name": "it",
+        "limits": {"lanes": 2, "queue": 9, "max_tokens": 50}, "memory": 1e9, "host": "0.0.0.0", "port": 0,
+        "api_key": "k", "drain": 5,
+    }  # fmt: skip
+    assert run("serve --target p") == 0
+    assert (asked["host"], asked["limits"], asked["method"]) == ("127.0.0.1", {}, smc.SMC(smc.Local(), 8))
+
+
+def test_serve_without_its_extra_names_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "smcdecode.integrations.server.serving", None)
+    assert run("serve --target p") == cli.FAILED
+    assert "install smcdecode[serve]" in capsys.readouterr().err

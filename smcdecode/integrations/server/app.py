@@ -65,7 +65,8 @@ def create_app(
     Raises:
         OutOfPages: the memory does not hold one request.
     """
-    drafts = [method.proposal.model] if isinstance(method.proposal, Draft) else []
+    draft = method.proposal.network if isinstance(method.proposal, Draft) else None
+    drafts = [] if draft is None else [draft]
     scheduler = Scheduler.open(
         p, drafts, method, lanes=limits.lanes, memory=bytes_of(memory), max_tokens=limits.max_tokens,  # type: ignore[arg-type]
         page_size=page_size, stats=Stats(),
