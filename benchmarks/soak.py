@@ -48,8 +48,8 @@ class Tally:
     wrong: Counter = dataclasses.field(default_factory=Counter)
 
     def quantile(self, q: float) -> float:
-        """Of the seconds of all answers."""
-        every = sorted(x for xs in self.seconds.values() for x in xs)
+        """Of the seconds of all answers: what was refused or left in the middle is none."""
+        every = sorted(x for kind, xs in self.seconds.items() if kind not in ("malformed", "cancelled") for x in xs)
         return every[min(int(q * len(every)), len(every) - 1)] if every else float("nan")
 
     @property
@@ -194,7 +194,7 @@ def report(tally: Tally, memory: list[int], left: dict[str, float]) -> str:
         f"ended as they should   {tally.answers} ({kinds})",
         f"turned away with 429   {tally.turned_away}",
         f"anything else          {dict(tally.wrong) or 'nothing'}",
-        f"seconds                p50 {tally.quantile(0.5):.2f}, p99 {tally.quantile(0.99):.2f}",
+        f"seconds an answer      p50 {tally.quantile(0.5):.2f}, p99 {tally.quantile(0.99):.2f}",
         f"memory, MiB            {', '.join(f'{m / 2**20:.0f}' for m in memory)}",
         f"left behind            {left['smcdecode_pages_used']:.0f} pages, {left['smcdecode_live']:.0f} requests",
     ]

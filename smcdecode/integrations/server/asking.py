@@ -52,14 +52,15 @@ class Asking:
         """
         self._check(body)
         prompts = self._prompts(body)
-        if len(prompts) * body.n > self.limits.choices:
-            raise InvalidOption(f"at most {self.limits.choices} answers are given to a request, over all its prompts")
+        most = min(self.limits.choices, self.limits.queue)
+        if len(prompts) * body.n > most:
+            raise InvalidOption(f"at most {most} answers are given to a request, over all its prompts")
         method, target = self._method(body), self._target(body)
         seed = secrets.randbits(63) if body.seed is None else body.seed
         repeated = [prompt for prompt in prompts for _ in range(body.n)]
         with self.lock:
-            most = self._max_tokens(body, prompts)
-            requests = requests_of(target, repeated, method=method, max_tokens=most, stop=body.stop or (), seed=seed)
+            length = self._max_tokens(body, prompts)
+            requests = requests_of(target, repeated, method=method, max_tokens=length, stop=body.stop or (), seed=seed)
         read = [request.prompt for request in requests[:: body.n]]
         return Asked(requests, seed, sum(len(prompt.tokens) for prompt in read))
 
