@@ -92,7 +92,7 @@ def test_a_lookup_that_means_nothing_is_refused(ngram, floor):
 def test_a_lookup_has_no_process_to_write_ahead_in_and_no_passes_to_time():
     with pytest.raises(smc.InvalidOption, match="writes beside the target"):
         smc.SMC(smc.Draft(smc.PromptLookup(2)), overlap=True)
-    with pytest.raises(smc.InvalidOption, match="whose passes it can time"):
+    with pytest.raises(smc.InvalidOption, match="compares the laws of two models"):
         smc.plan(p, smc.Draft(smc.PromptLookup(2)), [[0]])
 
 

@@ -71,7 +71,9 @@ def _weigh(
     mean = tl.log(mass) + most - tl.log(N.to(tl.float64))
     low = size < tl.load(threshold + g) * N.to(tl.float64)
     again = tl.load(may_resample + g).to(tl.int1) & (mean != float("-inf")) & low
-    counts = tl.where(again, _strata(w / tl.maximum(mass, tiny), i, N, g, seed, cycle, place, stream, STRATIFIED), 1)
+    alive = mass > 0  # neither 0 nor NaN
+    W = tl.where(alive, w / tl.where(alive, mass, 1.0), 0.0)
+    counts = tl.where(again, _strata(W, i, N, g, seed, cycle, place, stream, STRATIFIED), 1)
     tl.store(ancestors + at, _settle(tl.where(inside, counts, 0), i, BLOCK).to(tl.int64), mask=inside)
     tl.store(total + at, x, mask=inside)
     tl.store(log_w + at, tl.where(again, 0.0, x), mask=inside)
