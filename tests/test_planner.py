@@ -107,13 +107,14 @@ def test_the_distance_bounds_what_a_drawn_text_is_off():
     """On a small model, where the law of one drawn text can be counted; the bound takes Ẑ to be log-normal."""
     cap = 6
     exact = enumerate_target(p.log_p_next((0,)), lambda x: 0.0, vocab_size=V, eos=frozenset([EOS]), max_tokens=cap)
-    made = smc.plan(p, q, [[0]] * 8, max_tokens=cap, progress=False)
-    runs = 600
-    drawn = lambda method: Counter(  # noqa: E731
-        o.sample(on="tokens") for o in smc.sample(p, [[0]] * runs, method=method, max_tokens=cap, progress=False)
-    )
-    noise = exact.total_variation(drawn(smc.Autoregressive()))
-    off = exact.total_variation(drawn(smc.SMC(smc.Draft(q, 2, strictness=0.0), 2)))
+    made = smc.plan(p, q, [[0]] * 8, max_tokens=cap, seed=0, progress=False)
+
+    def drawn(method, seed):
+        runs = smc.sample(p, [[0]] * 3000, method=method, max_tokens=cap, seed=seed, progress=False)
+        return Counter(out.sample(on="tokens") for out in runs)
+
+    noise = exact.total_variation(drawn(smc.Autoregressive(), 0))
+    off = exact.total_variation(drawn(smc.SMC(smc.Draft(q, 2, strictness=0.0), 2), 0))
     assert 0 < off - noise < made.forecast(2, 2, 0.0).distance
 
 
