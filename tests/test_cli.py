@@ -1,6 +1,7 @@
 """The command line, on a model that needs no weights."""
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -161,3 +162,8 @@ def test_serve_without_its_extra_names_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "smcdecode.integrations.server.serving", None)
     assert run("serve --target p") == cli.FAILED
     assert "install smcdecode[serve]" in capsys.readouterr().err
+
+
+def test_the_package_is_a_command():
+    found = subprocess.run([sys.executable, "-m", "smcdecode", "--help"], capture_output=True, text=True, check=True)
+    assert "generate" in found.stdout and "serve" in found.stdout
