@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from models import tiny
 
 from smcdecode.engine.attention import Batch
-from smcdecode.engine.fast import FusedLayer, FusedModel, Packed, PackedLinear, Rows, row_parts
+from smcdecode.engine.cuts import Rows, row_parts
+from smcdecode.engine.fast import FusedLayer, FusedModel, Packed, PackedLinear
 from smcdecode.engine.load import load
 
 

@@ -1,15 +1,15 @@
 """Making passes fast on a CPU without changing results beyond rounding. Knows module structure; no pages, no particles.
 
-Three things, each of which can be deleted:
+Two things, each of which can be deleted:
 
 * linear layers whose weights are packed once for oneDNN's kernels (``Packed``), with a step that follows folded in;
 * decoder layers of the plain pre-norm kind rewritten in fewer operations (``FusedLayer``). A layer is recognised by
-  the names of its parts and then *compared with the original on random input*: what differs is left as it is;
-* the number of rows in a kernel call chosen so that a row's bits do not depend on other groups' rows (``row_parts``).
+  the names of its parts and then *compared with the original on random input*: what differs is left as it is.
+
+How many rows go into a kernel call is :mod:`smcdecode.engine.cuts`' to say.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,77 +17,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from smcdecode.engine.attention import Rule, View
+from smcdecode.engine.cuts import NARROW, Cuts, Rows
 
-__all__ = ["Cuts", "FusedLayer", "Packed", "PackedLinear", "Rows", "packable", "quicken", "row_parts", "straighten"]
+__all__ = ["FusedLayer", "FusedModel", "Packed", "PackedLinear", "packable", "quicken", "straighten"]
 
-NARROW, WIDE, WIDE_LEAST = 32, 64, 40  # oneDNN's bfloat16 kernels sum alike for 2 … 32 rows, and for 37 … 64
 CLOSE = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # relative difference at which a fused layer is the original
-
-
-def row_parts(groups: Tensor) -> tuple[Tensor, ...] | None:
-    """How to cut a pass into kernel calls so that each row's bits follow from its own group's rows alone.
-
-    Groups of up to 32 rows are served together by calls of up to 32 rows, groups of 33 to 64 together by calls of
-    40 to 64, larger ones by themselves: within those bounds oneDNN adds the products of a row in one order.
-
-    Args:
-        groups: (T,) int64, nondecreasing group of each row.
-
-    Returns:
-        Packed indices of each call, padded by repetition; None for one call of all rows as they are.
-    """
-    total = len(groups)
-    if total <= NARROW:
-        return None
-    _, counts = torch.unique_consecutive(groups, return_counts=True)
-    size = counts.repeat_interleave(counts)  # (T,) rows of each row's group
-    rows = torch.arange(total)
-    parts = [
-        *_chunks(rows[size <= NARROW], NARROW, 1),
-        *_chunks(rows[(size > NARROW) & (size <= WIDE)], WIDE, WIDE_LEAST),
-    ]
-    parts += [part for part in torch.split(rows, counts.tolist()) if len(part) > WIDE]
-    return None if len(parts) == 1 and len(parts[0]) == total else tuple(parts)
-
-
-def _chunks(rows: Tensor, most: int, least: int) -> list[Tensor]:
-    """Near-equal chunks of at most ``most`` rows, each padded to at least ``least`` by repeating its last."""
-    if not len(rows):
-        return []
-    chunks = rows.tensor_split(-(-len(rows) // most))
-    return [torch.cat([c, c[-1:].expand(max(least - len(c), 0))]) for c in chunks]
-
-
-class Rows:
-    """How the rows of the pass under way are cut into kernel calls; the model sets it, its packed layers read it.
-
-    Attributes:
-        total: rows of the pass.
-        parts: see :func:`row_parts`.
-        alone: by weight shape, type and absence of a bias: whether the kernel for one row agrees with that for more.
-    """
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.parts: tuple[Tensor, ...] | None = None
-        self.alone: dict[tuple[tuple[int, ...], torch.dtype, bool], bool] = {}
-
-    def set(self, groups: Tensor) -> None:
-        """Cut a pass whose rows belong to ``groups`` (T,)."""
-        self.total, self.parts = len(groups), row_parts(groups)
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """The cut of all rows of a pass, and that of the rows whose logits are wanted."""
-
-    body: Rows
-    head: Rows
-
-    def set(self, groups: Tensor, wanted: Tensor) -> None:
-        """Cut a pass over rows of ``groups`` (T,), with logits at ``wanted`` (R,)."""
-        self.body.set(groups)
-        self.head.set(groups[wanted])
 
 
 class Packed:

@@ -17,7 +17,7 @@ from smcdecode.declare.target import Algebra, Target
 from smcdecode.engine.attention import Attention, Batch, View
 from smcdecode.engine.cache import KVStore, Layout
 from smcdecode.engine.cascade import TorchAttention
-from smcdecode.engine.fast import Cuts
+from smcdecode.engine.cuts import Cuts
 from smcdecode.errors import UnsupportedModel
 from smcdecode.potentials.vocabulary import Vocabulary
 

@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from smcdecode.engine.attention import Attention, Batch, Rule, View
 from smcdecode.engine.cache import KVStore, LayerShape, Layout
+from smcdecode.engine.cuts import Cuts
 from smcdecode.engine.dense import causal
-from smcdecode.engine.fast import Cuts, packable, quicken, straighten
+from smcdecode.engine.fast import packable, quicken, straighten
 from smcdecode.engine.model import ATTENTION, register_attention
 from smcdecode.errors import UnsupportedModel
 
