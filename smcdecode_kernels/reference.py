@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Floats = NDArray[np.float64]
 
 __all__ = [
     "Urn",
@@ -31,9 +34,11 @@ _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _BUMPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
+_LOW, _HALF = np.uint64(_WORD), np.uint64(32)
 
 _CHUNK = 256  # tokens summed at once in the weights' own precision (1e-7 in float32); chunks are summed in float64
 _BELOW_ONE = 1.0 - 2.0**-53
+_TINY = np.finfo(np.float64).tiny
 _RUN = 64  # tokens a search for the largest skips at once
 _TOP_P_GUESS = 256  # most nuclei are smaller; the search grows from here until it holds the asked mass
 
@@ -52,31 +57,45 @@ def uniform(seed: Tensor, a: Tensor, b: Tensor, c: Tensor, stream: int) -> Tenso
         float64 of the broadcast shape: ``(k + ½) 2⁻⁵²`` with the 52-bit k made of the high 32 bits (first output
         word) and the low 20 (top of the second). One bit less than a double holds keeps 1.0 out of reach.
     """
-    a, b, c, seed = (_native(t) for t in (a, b, c, seed))
-    with np.errstate(over="ignore"):  # numpy warns where a single number wraps, though not where an array does
-        high, low, _, _ = _philox(a & _WORD, b & _WORD, c & _WORD, stream & _WORD, seed & _WORD, (seed >> 32) & _WORD)
-    return _unit(high, low)
+    if seed.device.type == "cpu":
+        key = seed.numpy()
+        high, low, _, _ = _philox_numpy(a.numpy(), b.numpy(), c.numpy(), stream, key, key >> 32)
+        return torch.as_tensor(_unit(high, low))
+    words = (a & _WORD, b & _WORD, c & _WORD, stream & _WORD, seed & _WORD, (seed >> 32) & _WORD)
+    u: Tensor = _unit(*_philox(*words)[:2])
+    return u
 
 
-def _unit(high: Any, low: Any) -> Tensor:
+def _unit(high: Any, low: Any) -> Any:
     """Two random words as a float64 strictly between 0 and 1."""
-    k = torch.as_tensor((high << 20) | (low >> 12))
-    return (k.double() + 0.5) * 2.0**-52
+    return (((high << 20) | (low >> 12)) + 0.5) * 2.0**-52
 
 
-def _native(t: Tensor) -> Any:
-    """The same numbers as numpy's on a CPU, where operations on few elements cost a third of torch's."""
-    return t.numpy() if t.device.type == "cpu" else t
-
-
-def _philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
-    """Ten rounds on 32-bit words held in int64 arrays or tensors; wrapping products keep their bits."""
+def _philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, ...]:
+    """Ten rounds on 32-bit words held in int64 tensors; wrapping products keep their bits."""
     for _ in range(_ROUNDS):
         x, y = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1 = ((y >> 32) & _WORD) ^ c1 ^ k0, y & _WORD
         c2, c3 = ((x >> 32) & _WORD) ^ c3 ^ k1, x & _WORD
         k0, k1 = (k0 + _BUMPS[0]) & _WORD, (k1 + _BUMPS[1]) & _WORD
     return c0, c1, c2, c3
+
+
+def _philox_numpy(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, ...]:
+    """The same of numbers of any sign, for few of them: numpy's operations cost a third of torch's, and go by twos."""
+    shape = np.broadcast(c0, c1, c2, c3, k0, k1).shape
+    even, odd, key, multipliers, bumps = np.empty((5, 2, *shape), np.int64)
+    for pair, (one, two) in zip(
+        (even, odd, key, multipliers, bumps), ((c0, c2), (c1, c3), (k0, k1), _MULTIPLIERS, _BUMPS), strict=True
+    ):
+        pair[0], pair[1] = one, two
+    even, odd, key, multipliers, bumps = (x.view(np.uint64) for x in (even, odd, key, multipliers, bumps))
+    even, odd = even & _LOW, odd & _LOW
+    for _ in range(_ROUNDS):
+        product = even * multipliers
+        even, odd = (product >> _HALF)[::-1] ^ odd ^ (key & _LOW), (product & _LOW)[::-1]
+        key = key + bumps
+    return even[0], odd[0], even[1], odd[1]
 
 
 def apply_bitmask(logits: Tensor, words: Tensor) -> Tensor:
@@ -155,10 +174,13 @@ def draw(log_weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """
     w, top = _scaled(log_weights)  # (n, C, c), (n,) float64
     sums = w.sum(-1).double()  # (n, C)
-    chunk, rest = invert(sums, u)
-    inside = w[torch.arange(len(w), device=w.device), chunk].double()  # (n, c) float64
-    token = chunk * w.shape[-1] + invert(inside, rest)[0]
     total = sums.sum(-1)
+    if w.shape[1] == 1:
+        token = invert(w[:, 0].double(), u)[0]
+    else:
+        chunk, rest = invert(sums, u)
+        inside = w[torch.arange(len(w), device=w.device), chunk].double()  # (n, c) float64
+        token = chunk * w.shape[-1] + invert(inside, rest)[0]
     return torch.where(total > 0, token, 0), total.log() + top
 
 
@@ -212,11 +234,25 @@ def invert(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         item: (n,) int64, drawn in proportion to the weights, never one of weight zero; meaningless where all are zero.
         rest: (n,) float64, u's place inside the item, again in [0, 1).
     """
+    if weights.device.type == "cpu":
+        return _invert_numpy(weights.numpy(), u.numpy()[:, None])
     cdf = cumulative(weights)
     item = torch.searchsorted(cdf, u[:, None], right=True).clamp_max(weights.shape[-1] - 1)  # (n, 1)
     high = cdf.gather(-1, item)
     low = cdf.gather(-1, (item - 1).clamp_min(0)) * (item > 0)
     return item[:, 0], ((u[:, None] - low) / (high - low))[:, 0].clamp(0.0, _BELOW_ONE)
+
+
+def _invert_numpy(weights: Floats, u: Floats) -> tuple[Tensor, Tensor]:
+    """The same, bit for bit, where operations on few elements are cheap: weights (n, k), u (n, 1)."""
+    total = np.maximum.accumulate(np.where(weights == 0, 0.0, weights.cumsum(-1)), -1)
+    cdf = total / np.maximum(total[:, -1:], _TINY)
+    item = np.minimum((cdf <= u).sum(-1), weights.shape[-1] - 1)
+    rows = np.arange(len(item))
+    high, low = cdf[rows, item], np.where(item > 0, cdf[rows, item - 1], 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):  # rows without weight mean nothing
+        rest = (u[:, 0] - low) / (high - low)
+    return torch.from_numpy(item), torch.from_numpy(np.clip(rest, 0.0, _BELOW_ONE))
 
 
 class Urn:
