@@ -26,6 +26,7 @@ __all__ = [
     "log_law",
     "log_norm",
     "pack_bits",
+    "parts",
     "uniform",
     "unpack_bits",
 ]
@@ -37,6 +38,7 @@ _ROUNDS = 10
 _LOW, _HALF = np.uint64(_WORD), np.uint64(32)
 
 _CHUNK = 256  # tokens summed at once in the weights' own precision (1e-7 in float32); chunks are summed in float64
+_TOGETHER = 2**22  # numbers worked on at once on a CPU: 16 MiB in float32
 _BELOW_ONE = 1.0 - 2.0**-53
 _TINY = np.finfo(np.float64).tiny
 _RUN = 64  # tokens a search for the largest skips at once
@@ -172,6 +174,11 @@ def draw(log_weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         tokens: (n,) int64, never one of weight zero; 0 where the row has no weight (all -inf) or is not a number.
         log_norm: (n,) float64, log Σ exp of the row: -inf where all are -inf, NaN where any is NaN or +inf.
     """
+    drawn = [_draw(*part) for part in zip(parts(log_weights), torch.split(u, _rows(log_weights)), strict=True)]
+    return drawn[0] if len(drawn) == 1 else (torch.cat([x for x, _ in drawn]), torch.cat([x for _, x in drawn]))
+
+
+def _draw(log_weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     w, top = _scaled(log_weights)  # (n, C, c), (n,) float64
     sums = w.sum(-1).double()  # (n, C)
     total = sums.sum(-1)
@@ -193,8 +200,23 @@ def log_norm(log_weights: Tensor) -> Tensor:
     Returns:
         (n,) float64; -inf where all are -inf, NaN where any is NaN or +inf.
     """
-    w, top = _scaled(log_weights)
-    return w.sum(-1).double().sum(-1).log() + top
+    norms = [w.sum(-1).double().sum(-1).log() + top for w, top in map(_scaled, parts(log_weights))]
+    return norms[0] if len(norms) == 1 else torch.cat(norms)
+
+
+def parts(x: Tensor) -> tuple[Tensor, ...]:
+    """Views of some rows of x (n, V) at a time, in order: on a CPU so few that what is made of them stays small.
+
+    An allocator hands small memory out again; large memory it returns to the system, and every page that comes back
+    costs more than the arithmetic done on it.
+    """
+    return torch.split(x, _rows(x))
+
+
+def _rows(x: Tensor) -> int:
+    """Rows of a part."""
+    n, V = x.shape
+    return max(1, min(n, _TOGETHER // max(V, 1))) if x.device.type == "cpu" else max(1, n)
 
 
 def exp_(x: Tensor) -> Tensor:

@@ -38,11 +38,12 @@ def law_of(target: Target) -> tuple[float, float, float]:
     return target.temperature, target.top_k or math.inf, 1.0 if target.top_p is None else target.top_p
 
 
+@torch.inference_mode()
 def local_law(logits: Tensor, slant: Slant, mask: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
     """The targets' local laws r ∝ p^α m at some positions, (5).
 
     Args:
-        logits: (n, V) float32 of the target model.
+        logits: (n, V) float32 of the target model; they are used up.
         slant: the rows' temperature, truncation and exponents.
         mask: (n, ⌈V/32⌉) int32 tokens allowed by the potentials, packed, all of them in rows that are not masked;
             or None.
@@ -56,7 +57,7 @@ def local_law(logits: Tensor, slant: Slant, mask: Tensor | None, name: str) -> t
     if bool(free.all()):
         return log_p, torch.zeros(len(logits), dtype=torch.float64)
     if bool((slant.alpha != 1).any()):
-        log_p = log_p * slant.alpha[:, None].float()
+        log_p *= slant.alpha[:, None].float()
     if mask is not None:
         log_p = reference.apply_bitmask(log_p, mask)
     return log_p, reference.log_norm(log_p).masked_fill_(free, 0.0)
@@ -75,10 +76,14 @@ def _log_p(logits: Tensor, law: Tensor, name: str) -> Tensor:
 
 
 def _truncated(logits: Tensor, law: list[float], name: str) -> Tensor:
+    """Logits made log p in place."""
     temperature, top_k, top_p = law
-    log_p = reference.log_law(logits, temperature, None if math.isinf(top_k) else int(top_k), top_p)
-    check_numbers(logits.amax(-1) if temperature == 0 else log_p[:, 0], name)
-    return log_p
+    if temperature == 0:
+        check_numbers(logits.amax(-1), name)
+    for part in reference.parts(logits):
+        part.copy_(reference.log_law(part, temperature, None if math.isinf(top_k) else int(top_k), top_p))
+    check_numbers(logits[:, 0], name)
+    return logits
 
 
 def proposal_law(logits: Tensor, draft: Draft, temperature: Tensor, mask: Tensor | None) -> Tensor:
