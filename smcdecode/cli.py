@@ -17,6 +17,7 @@ from smcdecode.infer.resampling import SCHEMES
 from smcdecode.planner.measure import plan
 from smcdecode.report.posterior import Posterior
 from smcdecode.sample import sample
+from smcdecode.stream import stream
 
 __all__ = ["main"]
 
@@ -50,7 +51,7 @@ def generate(options: argparse.Namespace) -> int:
     method = SMC(
         proposal, options.particles, resampling=options.resampling, threshold=options.threshold, bridge=options.bridge
     )
-    return _show(_run(target, method, options), options.json)
+    return _tell(target, method, options) if options.stream else _show(_run(target, method, options), options.json)
 
 
 def make_plan(options: argparse.Namespace) -> int:
@@ -78,8 +79,8 @@ def demo(options: argparse.Namespace) -> int:
     """Power sampling on the embedded model: whole sequences sharpened, with weights and an honest account."""
     target = load("demo") ** options.alpha
     print(f"{target}, {options.particles} particles: {options.prompt}\n", file=sys.stderr)
-    posterior = _run(target, SMC(Local(), options.particles), options)
-    return _show(posterior, options.json)
+    method = SMC(Local(), options.particles)
+    return _tell(target, method, options) if options.stream else _show(_run(target, method, options), options.json)
 
 
 def distill(options: argparse.Namespace) -> int:
@@ -106,10 +107,28 @@ def _lines(path: str, chat: bool) -> list[PromptLike]:
 
 
 def _run(target: Target, method: SMC, options: argparse.Namespace) -> Posterior:
-    prompt: PromptLike = sys.stdin.read() if options.prompt == "-" else options.prompt
-    if options.chat:
-        prompt = [{"role": "user", "content": str(prompt)}]
-    return sample(target, prompt, method=method, max_tokens=options.max_tokens, seed=options.seed)
+    call = {"max_tokens": options.max_tokens, "stop": options.stop, "seed": options.seed}
+    return sample(target, _prompt(options), method=method, **call)
+
+
+def _tell(target: Target, method: SMC, options: argparse.Namespace) -> int:
+    """The text on stdout while it is written, each piece when it is final; the summary on stderr behind it."""
+    call = {"max_tokens": options.max_tokens, "stop": options.stop, "seed": options.seed}
+    try:
+        with stream(target, _prompt(options), method=method, **call) as pieces:
+            for piece in pieces:
+                print(piece, end="", flush=True)
+    except NoSurvivors as error:
+        print(f"\nsmcdecode: {error}", file=sys.stderr)
+        return NO_TEXT
+    print(flush=True)
+    print(f"\n{pieces.posterior.summary()}", file=sys.stderr)
+    return 0
+
+
+def _prompt(options: argparse.Namespace) -> PromptLike:
+    prompt: str = sys.stdin.read() if options.prompt == "-" else options.prompt
+    return [{"role": "user", "content": prompt}] if options.chat else prompt
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -256,4 +275,9 @@ def _add_common(parser: argparse.ArgumentParser, *, particles: int, max_tokens: 
     add("--particles", type=_number, default=particles, help="N, or auto (default: %(default)s)")
     add("--max-tokens", type=int, default=max_tokens, help="length cap (default: %(default)s)")
     add("--seed", type=int, default=seed, help="the same seed, the same answer (default: %(default)s; None draws one)")
-    add("--json", action="store_true", help="print the whole posterior as JSON, which Posterior.load reads")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end the answer behind this text; may be repeated")
+    out = parser.add_mutually_exclusive_group()
+    out.add_argument(
+        "--json", action="store_true", help="print the whole posterior as JSON, which Posterior.load reads"
+    )
+    out.add_argument("--stream", action="store_true", help="print the text as it becomes final")

@@ -86,6 +86,34 @@ def test_generate_passes_every_option_on(capsys):
     )
 
 
+def test_generate_streams_the_text_that_it_would_print(capsys):
+    arguments = "generate --target p --draft q --particles 4 --alpha 2 --prompt ab --max-tokens 9 --seed 9"
+    assert run(arguments) == 0
+    whole, told = capsys.readouterr()
+    assert run(f"{arguments} --stream") == 0
+    streamed, summary = capsys.readouterr()
+    assert streamed == whole and len(whole) > 3
+    assert summary.splitlines()[:5] == told.splitlines()[:5]  # further down are times
+
+
+def test_generate_stops_behind_a_text(capsys):
+    arguments = "generate --target p --particles 4 --prompt ab --max-tokens 40 --seed 5"
+    assert run(f"{arguments} --stop ba --stop cc") == 0
+    out, _ = capsys.readouterr()
+    expected = smc.sample(
+        MODELS["p"], "ab", method=smc.SMC(particles=4), max_tokens=40, seed=5, stop=["ba", "cc"], progress=False
+    )
+    assert out == expected.text + "\n"
+    run(arguments)
+    assert capsys.readouterr().out != out  # it would have gone on
+
+
+def test_json_cannot_be_streamed(capsys):
+    with pytest.raises(SystemExit):
+        run("generate --target p --prompt ab --json --stream")
+    assert "not allowed with" in capsys.readouterr().err
+
+
 def test_a_prompt_can_be_a_chat_message_or_come_from_stdin(capsys, monkeypatch):
     assert run("generate --target p --prompt ab --chat --json --max-tokens 3") == 0
     assert json.loads(capsys.readouterr().out)["posterior"]["asked"]["prompt_tokens"] == [0, 1, 2]
