@@ -73,7 +73,7 @@ def sample(
             completes one, wherever in tokens it begins and ends. A posterior's ``tokens``, and what potentials read,
             have it; its texts end before it.
         seed: the same seed gives the same answer, whatever else is in the batch; None draws one (``posterior.seed``).
-        memory: for keys, values and logits: a fraction of the available memory, or bytes if above 1.
+        memory: for keys, values and logits: a fraction of the free memory where the target lies, or bytes if above 1.
         page_size: tokens a page of keys and values. 1 never copies anything on resampling.
         progress: show a progress bar; None shows it on a terminal when a run takes longer than two seconds.
 
@@ -119,7 +119,8 @@ class Call:
         seed = secrets.randbits(63) if seed is None else seed
         requests = requests_of(goal, prompts, method=method, max_tokens=max_tokens, stop=stop, seed=seed)
         stats = Stats()
-        scheduler = Scheduler.of(requests, memory=bytes_of(memory), page_size=page_size, stats=stats)
+        budget = bytes_of(memory, requests[0].models[0].layout.device)
+        scheduler = Scheduler.of(requests, memory=budget, page_size=page_size, stats=stats)
         return cls(goal, method, requests, scheduler, stats, seed)
 
     def posterior(self, outcome: Outcome) -> Posterior:

@@ -61,7 +61,7 @@ class Wrapper:
             scores = torch.einsum("qhd,khd->hqk", q[rows].double(), k.double()) * p.sm_scale
             if p.logits_soft_cap is not None:
                 scores = p.logits_soft_cap * torch.tanh(scores / p.logits_soft_cap)
-            scores = scores.masked_fill(hidden, -torch.inf)
+            scores = scores.masked_fill(hidden.to(scores.device), -torch.inf)
             out[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(-1).nan_to_num(math.nan), v.double()).to(q.dtype)
             lse[rows] = (scores.logsumexp(-1) / math.log(2)).T.float()
         return (out, lse) if return_lse else out

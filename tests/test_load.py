@@ -133,5 +133,5 @@ def test_the_demo_speaks():
 
 
 def test_other_devices_are_refused():
-    with pytest.raises(UnsupportedModel, match="CPU only"):
+    with pytest.raises(UnsupportedModel, match="on cpu and cuda only"):
         load(tiny("llama").to("meta"))

@@ -72,7 +72,7 @@ class Ahead(Drafter):
         """Remember the target's laws wherever it chose among few tokens, guesses that it refused included."""
         for i, guessed in enumerate(self._guessed):
             for k, (text, few) in enumerate(guessed):
-                log_r = law[row[i, k], list(few)].double()
+                log_r = law[row[i, k], list(few)].cpu().double()
                 if log_r.max() > -torch.inf:
                     self._habits(block, i).learn(text, few, log_r.softmax(-1).tolist())
 

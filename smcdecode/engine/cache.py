@@ -78,6 +78,7 @@ class KVStore:
 
     def copy_pages(self, src: Tensor, dst: Tensor) -> None:
         """Copy pages src (n,) int64 over pages dst (n,) int64 in every layer, and count the bytes."""
+        src, dst = (pages.to(self.layout.device) for pages in (src, dst))
         for rows in self._rows:
             paged = torch.unflatten(rows, 0, (self.pages, self.page_size))
             paged.index_copy_(0, dst, paged.index_select(0, src))
@@ -88,7 +89,8 @@ def _joined(key: Tensor, value: Tensor) -> Tensor:
     """Key and value of each token in one row, (T, kv_heads · (key_dim + value_dim)); no copy if they lie so already."""
     tokens, heads, dim = key.shape
     step = key.stride(0)
-    beside = key.data_ptr() + heads * dim * key.element_size() == value.data_ptr() and value.stride(0) == step
+    alike = key.device.type == "cpu" and value.stride(0) == step  # elsewhere the two come from two products
+    beside = alike and key.data_ptr() + heads * dim * key.element_size() == value.data_ptr()
     if beside and key.stride()[1:] == value.stride()[1:] == (dim, 1) and value.shape == key.shape:
         return key.as_strided((tokens, 2 * heads * dim), (step, 1))
     return torch.cat([key.reshape(tokens, -1), value.reshape(tokens, -1)], 1)

@@ -132,13 +132,13 @@ class _Laws:
     def target(self, rows: Tensor, chain: Tensor, depth: int) -> Tensor:
         """P behind ``depth`` tokens of a chain; a row past the cap was not scored, and what is drawn there is cut."""
         at = self.row[self.lanes[rows] * self.N + chain, depth].clamp(min=0)
-        return self.log_p_rows[at].double().softmax(-1)
+        return self.log_p_rows[at].cpu().double().softmax(-1)
 
     def draft(self, rows: Tensor, chain: Tensor, depth: int) -> Tensor:
         """Q there."""
         law = self.block.laws[depth]
         assert law is not None
-        return law[self.place[self.lanes[rows] * self.N + chain, depth]].double().softmax(-1)
+        return law[self.place[self.lanes[rows] * self.N + chain, depth]].cpu().double().softmax(-1)
 
     def log_p(self, path: Path, count: Tensor) -> Tensor:
         """The log-probability of the first ``count`` tokens of each path under the target: (B,) float64."""
@@ -146,7 +146,7 @@ class _Laws:
         for depth in range(int(count.max())):
             here = (count > depth).nonzero()[:, 0]
             at = self.row[self.lanes[here] * self.N + path.chain[here], depth]
-            total[here] += self.log_p_rows[at, path.tokens[here, depth]].double()
+            total[here] += self.log_p_rows[at, path.tokens[here, depth]].cpu().double()
         return total
 
 
@@ -169,6 +169,6 @@ class _ChainDrafter(Drafter):
         for c, coupling in enumerate(self.couplings):
             lanes = (chosen == c).nonzero()[:, 0]
             if len(lanes) and coupling.drafting is not INDEPENDENT:
-                q = law[lanes * N].double().softmax(-1)
+                q = law[lanes * N].cpu().double().softmax(-1)
                 tokens.view(-1, N)[lanes] = coupling.drafting.draw(q, u[lanes])
         return tokens, norm

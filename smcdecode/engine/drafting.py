@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from smcdecode.declare.proposal import Draft
-from smcdecode.engine.draw import check_numbers, proposal_law
+from smcdecode.engine.draw import check_numbers, draw, log_norm, log_weight, proposal_law
 from smcdecode.engine.endings import Endings
 from smcdecode.engine.foresight import Foresight
 from smcdecode.engine.guessing import Guesser
 from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.twist import Twist
-from smcdecode_kernels import reference
 
 __all__ = ["Block", "Drafter", "Stream"]
 
@@ -118,23 +117,24 @@ class Drafter:
         least = torch.full((len(slots),), -torch.inf, dtype=torch.float64)
         if mask is not None and self.guesser.share:
             free = proposal_law(logits, self.spec, self.temperature(slots), None)
-            least = reference.log_norm(free) + math.log(self.guesser.share)
+            least = log_norm(free) + math.log(self.guesser.share)
         tokens, norm = self._draw(law, slots, k)
         check_numbers(norm, self.spec.model.name)
         alive = (norm > least).nonzero()[:, 0]
+        log_q = (log_weight(law, tokens) - norm)[alive]
         going, tokens, norm = going[alive], tokens[alive], norm[alive]
         block.tokens[going, k] = tokens
-        block.log_q[going, k] = law[alive, tokens].double() - norm
+        block.log_q[going, k] = log_q
         block.count[going] = k + 1
         block.ended[going] = self.endings.of(block.slots[going], tokens, block.tokens[going, :k])
         block.rows.append(going)
         whole = self.spec.strict or bool(torch.isneginf(logits.amin()))
-        block.laws.append(law[alive] - norm[:, None].float() if whole else None)
+        block.laws.append(law[alive] - norm[:, None].float().to(law.device) if whole else None)
         block.columns.append(None)
 
     def _draw(self, law: Tensor, slots: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Token k of some slots, and the log-norm of each row of ``law``."""
-        return reference.draw(law, self.slots.uniform(slots, k, Stream.DRAFT))
+        return draw(law, self.slots.uniform(slots, k, Stream.DRAFT))
 
     def _mask_next(self, block: Block, k: int, foresight: Foresight) -> None:
         """Begin the masks behind the tokens just drafted; nothing reads those of rows that stopped."""

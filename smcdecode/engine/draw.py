@@ -1,4 +1,8 @@
-"""Rows of logits → laws → tokens. Knows temperature, truncation, exponents and masks; no model, no page."""
+"""Rows of logits → laws → tokens. Knows temperature, truncation, exponents and masks; no model, no page.
+
+Rows of a vocabulary stay on the device that made them; what is one number a row (slants, uniforms, tokens, log-norms)
+lies on the host, where slots are kept. They cross here. On a CPU both are one place and nothing is copied.
+"""
 
 import dataclasses
 import math
@@ -11,7 +15,7 @@ from smcdecode.declare.target import Target
 from smcdecode.errors import InvalidWeight
 from smcdecode_kernels import reference
 
-__all__ = ["Slant", "check_numbers", "law_of", "local_law", "proposal_law"]
+__all__ = ["Slant", "check_numbers", "draw", "law_of", "local_law", "log_norm", "log_weight", "proposal_law"]
 
 
 def check_numbers(x: Tensor, name: str) -> None:
@@ -22,7 +26,10 @@ def check_numbers(x: Tensor, name: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Slant:
-    """What the targets of some rows make of a model's logits; rows of one batch may belong to different targets."""
+    """What the targets of some rows make of a model's logits; rows of one batch may belong to different targets.
+
+    On the host.
+    """
 
     law: Tensor  # (n, 3) float64: temperature, top_k (inf keeps all), top_p (1 keeps all); they define p
     alpha: Tensor  # (n,) float64 exponents
@@ -50,17 +57,34 @@ def local_law(logits: Tensor, slant: Slant, mask: Tensor | None, name: str) -> t
         name: of the model, for messages.
 
     Returns:
-        log (p^α m), (n, V) float32, not normalised, and log Z (n,) float64; exactly 0 where α = 1 and there is no mask.
+        log (p^α m), (n, V) float32, not normalised, where the logits lie, and log Z (n,) float64 on the host; exactly 0
+        where α = 1 and there is no mask.
     """
     log_p = _log_p(logits, slant.law, name)
     free = (slant.alpha == 1) & ~slant.masked
     if bool(free.all()):
         return log_p, torch.zeros(len(logits), dtype=torch.float64)
     if bool((slant.alpha != 1).any()):
-        log_p *= slant.alpha[:, None].float()
+        log_p *= slant.alpha[:, None].float().to(log_p.device)
     if mask is not None:
-        log_p = reference.apply_bitmask(log_p, mask)
-    return log_p, reference.log_norm(log_p).masked_fill_(free, 0.0)
+        log_p = reference.apply_bitmask(log_p, mask.to(log_p.device))
+    return log_p, log_norm(log_p).masked_fill_(free, 0.0)
+
+
+def log_norm(law: Tensor) -> Tensor:
+    """Log of the sum of weights of each row of a law (n, V): (n,) float64 on the host."""
+    return reference.log_norm(law).cpu()
+
+
+def log_weight(law: Tensor, tokens: Tensor) -> Tensor:
+    """The log-weight of one token (n,) of each row of a law (n, V): (n,) float64 on the host."""
+    return law.gather(-1, tokens[:, None].to(law.device))[:, 0].cpu().double()
+
+
+def draw(law: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """A token of each row of a law (n, V) by its uniform (n,), and the rows' log-norms; see ``reference.draw``."""
+    tokens, norm = reference.draw(law, u.to(law.device))
+    return tokens.cpu(), norm.cpu()
 
 
 def _log_p(logits: Tensor, law: Tensor, name: str) -> Tensor:
@@ -101,11 +125,11 @@ def proposal_law(logits: Tensor, draft: Draft, temperature: Tensor, mask: Tensor
     greedy = temperature == 0
     law = logits
     if bool((temperature != 1).any()):
-        law = logits / temperature.masked_fill(greedy, 1.0)[:, None].float()
+        law = logits / temperature.masked_fill(greedy, 1.0)[:, None].float().to(logits.device)
     if draft.top_k is not None or draft.top_p is not None:
         check_numbers(logits.amax(-1), draft.model.name)  # a NaN would look like the largest
         law = reference.log_law(law, 1.0, draft.top_k, draft.top_p)
     if bool(greedy.any()):
         check_numbers(logits.amax(-1), draft.model.name)
-        law = torch.where(greedy[:, None], reference.log_law(logits, 0.0, None, None), law)
-    return law if mask is None else reference.apply_bitmask(law.clone() if law is logits else law, mask)
+        law = torch.where(greedy[:, None].to(logits.device), reference.log_law(logits, 0.0, None, None), law)
+    return law if mask is None else reference.apply_bitmask(law.clone() if law is logits else law, mask.to(law.device))

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from smcdecode.engine.drafting import Block, Stream
-from smcdecode.engine.draw import Slant, local_law
+from smcdecode.engine.draw import Slant, draw, local_law, log_weight
 from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.stats import Stats
 from smcdecode.errors import SupportError
 from smcdecode.infer.strictness import overlap
-from smcdecode_kernels import reference
 
 __all__ = ["Judge", "Verdict"]
 
@@ -98,11 +97,12 @@ class Judge:
         log_q, columns = (x[fertile] if x is not None else None for x in (log_q, columns))
         if self.strict:
             assert log_q is not None
-            ratio = self._strict(block, verdict, k, rows, log_q, _at(law, columns) - log_z[:, None].float(), columns)
+            log_r = _at(law, columns) - log_z[:, None].float().to(law.device)
+            ratio = self._strict(block, verdict, k, rows, log_q, log_r, columns)
         else:
             self._check_support(log_q, law)
-            ratio = law.gather(-1, block.tokens[rows, k, None])[:, 0].double() - log_z - block.log_q[rows, k]
-        log_pa = law.gather(-1, block.tokens[rows, k, None])[:, 0].double()
+            ratio = log_weight(law, block.tokens[rows, k]) - log_z - block.log_q[rows, k]
+        log_pa = log_weight(law, block.tokens[rows, k])
         verdict.log_w[rows, k] = ratio + log_z
         verdict.log_p[rows] += log_pa / alpha[rows]
         verdict.kept[rows] = k + 1
@@ -114,22 +114,23 @@ class Judge:
         slots, tokens = block.slots[rows], block.tokens[rows, k]
         if columns is not None:
             tokens = (columns == tokens[:, None]).int().argmax(-1)
-        both = overlap(log_q, log_r, self.slots.strictness[self.slots.lane[slots]])
-        refuse = self.slots.uniform(slots, k, Stream.ACCEPT) >= both.acceptance(tokens)
+        far = log_r.device
+        both = overlap(log_q.to(far), log_r, self.slots.strictness[self.slots.lane[slots]].to(far))
+        refuse = self.slots.uniform(slots, k, Stream.ACCEPT) >= both.acceptance(tokens.to(far)).cpu()
         self.stats.drafted += len(rows)
         self.stats.accepted += int((~refuse).sum())
         again = refuse.nonzero()[:, 0]
         if len(again):
             u = self.slots.uniform(slots[again], k, Stream.REDRAW)
-            drawn, norm = reference.draw(both.redraw_log_weights(again), u)
+            drawn, norm = draw(both.redraw_log_weights(again), u)
             tokens[again] = torch.where(torch.isneginf(norm), tokens[again], drawn)  # r = q up to rounding: it stands
             block.tokens[rows, k] = tokens if columns is None else columns.gather(-1, tokens[:, None])[:, 0]
             verdict.refused[rows] = refuse
-        return both.log_ratio(tokens)
+        return both.log_ratio(tokens.to(far)).cpu()
 
     def _check_support(self, log_q: Tensor | None, law: Tensor) -> None:
         """The whole draft law is at hand at strictness 0 only where the draft has zeros."""
-        if log_q is not None and bool((torch.isneginf(log_q) & ~torch.isneginf(law)).any()):
+        if log_q is not None and bool((torch.isneginf(log_q.to(law.device)) & ~torch.isneginf(law)).any()):
             name = self.passes.q.name if self.passes.q else "the draft"
             raise SupportError(
                 f"{name} gives probability zero to tokens that the target allows, so reweighting would be wrong: "
@@ -139,4 +140,7 @@ class Judge:
 
 def _at(law: Tensor, columns: Tensor | None) -> Tensor:
     """Rows of a law (m, V) at some tokens each, (m, C) int64 with −1 for none; None for all."""
-    return law if columns is None else law.gather(-1, columns.clamp(min=0)).masked_fill(columns < 0, -torch.inf)
+    if columns is None:
+        return law
+    columns = columns.to(law.device)
+    return law.gather(-1, columns.clamp(min=0)).masked_fill(columns < 0, -torch.inf)

@@ -19,6 +19,7 @@ from smcdecode.potentials.vocabulary import Vocabulary
 
 __all__ = ["Source", "attention_of", "checkpoint", "load"]
 
+DEVICES = ("cpu", "cuda")
 AttentionName = Literal["torch", "flashinfer"]
 Source: TypeAlias = str | Path | PreTrainedModel | tuple[PreTrainedModel, Any]
 
@@ -40,7 +41,7 @@ def load(
             weights is. Without a tokenizer, prompts and outputs are token ids.
         dtype: of the weights; by default the checkpoint's own where this machine is quick at it, else float32. A
             loaded model keeps its own.
-        device: where it runs: the CPU. The engine has no GPU path yet, and refuses other devices.
+        device: where it runs: a CUDA GPU, the default where there is one, or the CPU. Others are refused.
         attention: how it attends: "torch", the default on a CPU, or "flashinfer", the default elsewhere, which wants a
             GPU and 16 bits. What a model uses is part of its ``repr``.
         name: how messages call the model.
@@ -100,8 +101,13 @@ def _check_kind(model: object) -> None:
 
 
 def _check_device(device: torch.device, name: str) -> None:
-    if device.type != "cpu":
-        raise UnsupportedModel(f"{name} lies on {device}, and the engine runs on the CPU only: move it with .to('cpu')")
+    if device.type not in DEVICES:
+        raise UnsupportedModel(
+            f"{name} lies on {device}, and the engine runs on {' and '.join(DEVICES)} only: "
+            "give device=, or move a loaded model with .to('cpu')"
+        )
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidOption(f'{name} should run on {device}, but torch finds no CUDA GPU: give device="cpu"')
 
 
 def _title(source: str | Path) -> str:
@@ -114,7 +120,7 @@ def _load_checkpoint(
     folder, name = demo_folder() if source == "demo" else source, name or _title(source)
     config = AutoConfig.from_pretrained(folder)
     check_config(config, name)
-    place = torch.device(device or "cpu")
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     _check_device(place, name)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or _default_dtype(config, place))

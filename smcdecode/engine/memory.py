@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from smcdecode.errors import InvalidOption, OutOfPages
 
 __all__ = ["Budget", "bytes_of", "plan_memory"]
@@ -22,8 +24,11 @@ class Budget:
     max_tokens: int  # of the longest continuation
 
 
-def available_bytes() -> int:
-    """Free memory of this machine: what Linux calls available; elsewhere all physical memory."""
+def available_bytes(device: torch.device) -> int:
+    """Free memory of a device. On a CPU: what Linux calls available; elsewhere all physical memory."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, to be used again
+        return torch.cuda.mem_get_info(device)[0] + held
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
@@ -34,15 +39,15 @@ def available_bytes() -> int:
     raise InvalidOption("this platform does not tell its free memory: give memory= in bytes")
 
 
-def bytes_of(memory: float) -> int:
-    """A budget in bytes: ``memory`` itself if above 1, else that fraction of the available memory.
+def bytes_of(memory: float, device: torch.device) -> int:
+    """A budget in bytes: ``memory`` itself if above 1, else that fraction of the device's free memory.
 
     Raises:
         InvalidOption: if it is not a positive number.
     """
     if not (math.isfinite(memory) and memory > 0):
         raise InvalidOption(f"memory must be a fraction in (0, 1] or a number of bytes; got {memory!r}")
-    return int(memory) if memory > 1 else int(memory * available_bytes())
+    return int(memory) if memory > 1 else int(memory * available_bytes(device))
 
 
 def plan_memory(

@@ -108,7 +108,7 @@ class LanguageModel(Algebra):
         """One pass over packed tokens.
 
         Args:
-            tokens: (T,) int64 ids, packed as the view's batch.
+            tokens: (T,) int64 ids, packed as the view's batch. They, positions and rows may lie on the host.
             positions: (T,) int64 absolute positions.
             view: of :meth:`plan`; its store receives the new keys and values.
             rows: (R,) int64 packed indices whose logits are wanted.
@@ -116,6 +116,7 @@ class LanguageModel(Algebra):
         Returns:
             (R, vocabulary.size) float32 logits; row r is the law of the token after ``tokens[rows[r]]``.
         """
+        tokens, positions, rows = (x.to(self.device) for x in (tokens, positions, rows))
         if self._cuts is not None:
             self._cuts.set(view.groups, rows)
         logits: Tensor = self._module(

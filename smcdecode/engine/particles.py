@@ -13,7 +13,7 @@ from smcdecode.declare.proposal import Draft, Local
 from smcdecode.engine.ahead import Ahead
 from smcdecode.engine.checking import Checker
 from smcdecode.engine.drafting import Drafter, Stream
-from smcdecode.engine.draw import Slant, local_law
+from smcdecode.engine.draw import Slant, draw, local_law, log_weight
 from smcdecode.engine.endings import Endings
 from smcdecode.engine.guessing import guesser_of
 from smcdecode.engine.judging import Judge
@@ -23,7 +23,6 @@ from smcdecode.engine.slots import Slots
 from smcdecode.engine.stats import Stats
 from smcdecode.engine.tuning import Tuner
 from smcdecode.engine.twist import Death, Twist
-from smcdecode_kernels import reference
 
 __all__ = ["ParticleEngine"]
 
@@ -48,7 +47,8 @@ class ParticleEngine:
             self.drafter = Ahead(self.drafter)
         self.checker = Checker(local, self.slots, self.twist, self.endings)
         self.judge = Judge(spec.strict if spec else local.ahead > 0, self.slots, self.passes, stats)
-        self.bonus_law = torch.empty(0, vocabulary.size)  # rows that slots.next_row points into
+        rows = torch.empty(0, vocabulary.size, device=stores.p.layout.device)
+        self.bonus_law = rows  # those that slots.next_row points into
         self.deaths: list[list[Death]] = [[] for _ in range(lanes)]
         self._first: list[tuple[Tensor, Tensor]] = []  # lanes just read, and the target's logits behind their prompts
 
@@ -251,7 +251,7 @@ class ParticleEngine:
         drawing = (slots.next_row >= 0).nonzero()[:, 0]
         if len(drawing):
             law = self.bonus_law[slots.next_row[drawing]]
-            tokens, _ = reference.draw(law, self._bonus_uniform(drawing))
+            tokens, _ = draw(law, self._bonus_uniform(drawing))
             self._write_one(drawing, tokens, law)
         over = (slots.finished & (slots.table.used > 0)).nonzero()[:, 0]
         if len(over):
@@ -268,7 +268,7 @@ class ParticleEngine:
             return
         self._show(slots)
         law = self.bonus_law[self.slots.next_row[slots]]
-        tokens, log_w, refusals = self.checker.draw(slots, law)
+        tokens, log_w, refusals = self.checker.draw(slots, law.cpu())
         increments[slots] += log_w
         for slot in slots[torch.isneginf(log_w)].tolist():
             self._die(slot, refusals[slot])
@@ -277,7 +277,7 @@ class ParticleEngine:
 
     def _write_one(self, slots: Tensor, tokens: Tensor, law: Tensor) -> None:
         """Write a token drawn from a row of ``law`` (n, V) log p^α m into each of some slots."""
-        self._count(slots, law.gather(-1, tokens[:, None])[:, 0].double())
+        self._count(slots, log_weight(law, tokens))
         self.slots.write(slots, tokens[:, None], torch.ones_like(slots))
         self.slots.next_row[slots] = -1
         self._mark_finished(slots)

@@ -43,7 +43,7 @@ class Passes:
     def draft(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor) -> Tensor:
         """Logits of the draft, cut or padded with −inf to the target's vocabulary; (0, 0) where there is no draft."""
         if self.q is None or self.q_store is None:
-            return torch.empty(0, 0)
+            return torch.empty(0, 0, device=self.p.layout.device)
         self.stats.draft_passes += 1
         self.stats.draft_positions += len(tokens)
         known = tokens.clamp(max=self.q.vocabulary.size - 1)  # an id it lacks may spoil its guess, never the answer

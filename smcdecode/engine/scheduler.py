@@ -36,6 +36,7 @@ class Scheduler:
         self._drafts = drafts
         self.stores = Stores(p, drafts, budget.pages, budget.page_size)
         self.stats.pages = budget.pages
+        self.stats.attention = p.attention.name if isinstance(p, LanguageModel) else ""
         self.groups: list[Group] = []  # those that have something to do, in the order of their first request
         self._waiting: deque[Request] = deque()
         self._pages = self._workspace = 0  # reserved

@@ -6,7 +6,7 @@ import torch
 
 from smcdecode.declare.target import Target
 from smcdecode.engine.attention import Batch
-from smcdecode.engine.draw import Slant, law_of, local_law
+from smcdecode.engine.draw import Slant, law_of, local_law, log_weight
 from smcdecode.engine.passes import Passes, Stores
 from smcdecode.engine.stats import Stats
 
@@ -42,5 +42,5 @@ def log_probs(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> l
             ones = torch.ones(len(rows), dtype=torch.float64)
             law = ones[:, None] * torch.tensor(law_of(target), dtype=torch.float64)
             log_p, _ = local_law(logits, Slant(law, ones, ones != 1), None, target.model.name)
-            found += log_p.gather(-1, ids[at[rows] + 1][:, None])[:, 0].tolist()
+            found += log_weight(log_p, ids[at[rows] + 1]).tolist()
     return found

@@ -24,6 +24,7 @@ class Stats:
     accepted: int = 0  # of those, the ones kept
     hits: int = 0  # blocks that a draft beside the target had prepared
     misses: int = 0  # blocks that it had not
+    attention: str = ""  # how the target attends: "torch" or "flashinfer"
     draft_lost: str | None = None  # why decoding went on without its draft process, if it did
     pages: int = 0  # pages in the pool
     pages_peak: int = 0  # most pages in use at once

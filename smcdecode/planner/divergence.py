@@ -143,9 +143,9 @@ def _laws(base: Target, draft: Draft, prompt: Prompt, tokens: Sequence[int]) -> 
         base.alpha * ones,
         torch.full((T,), mask is not None),
     )
-    law, log_z = local_law(passes.target(*asked), slant, mask, base.model.name)
+    law, log_z = local_law(passes.target(*asked).cpu(), slant, mask, base.model.name)
     temperature = base.temperature / base.alpha if draft.temperature is None else draft.temperature
-    log_q = proposal_law(passes.draft(*asked), draft, temperature * ones, mask)
+    log_q = proposal_law(passes.draft(*asked).cpu(), draft, temperature * ones, mask)
     return law - log_z[:, None].float(), log_z, log_q - reference.log_norm(log_q)[:, None].float()
 
 

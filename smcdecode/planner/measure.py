@@ -81,9 +81,8 @@ def plan(
         tick()
         twist = twist_of(others, read, written)
         divergence = measure_divergence(base, spec, texts_of(read, written), strictness, tick)
-        times = measure_times(
-            goal, spec, read[0], widths=_WIDTHS, longest=max(BLOCKS), memory=bytes_of(memory), tick=tick
-        )
+        budget = bytes_of(memory, goal.model.layout.device)  # type: ignore[attr-defined]
+        times = measure_times(goal, spec, read[0], widths=_WIDTHS, longest=max(BLOCKS), memory=budget, tick=tick)
     return Plan(str(goal), goal.plain, spec, times, divergence, twist, max_tokens)
 
 

@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft, Local
 from smcdecode.declare.target import Target
@@ -153,6 +155,8 @@ class _Watch:
         def timed(tokens: Any, *rest: Any) -> Any:
             start = time.perf_counter()
             result = call(tokens, *rest)
+            if result.is_cuda:
+                torch.cuda.synchronize(result.device)
             self.made[name].append((len(tokens), time.perf_counter() - start))
             return result
 

@@ -224,7 +224,7 @@ class Texts:
     def _pass(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor) -> Tensor:
         """Logits at ``rows``, cut or padded with −inf to the target's vocabulary."""
         known = tokens.clamp(max=self.model.vocabulary.size - 1)
-        logits = self.model(known, positions, self.model.plan(batch, self.store), rows)
+        logits = self.model(known, positions, self.model.plan(batch, self.store), rows).cpu()  # for the other process
         missing = self.setup.size - logits.shape[-1]
         if missing > 0:
             return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)

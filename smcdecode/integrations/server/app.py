@@ -61,7 +61,7 @@ def create_app(
     draft = method.proposal.network if isinstance(method.proposal, Draft) else None
     drafts = [] if draft is None else [draft]
     scheduler = Scheduler.open(
-        p, drafts, method, lanes=limits.lanes, memory=bytes_of(memory), max_tokens=limits.max_tokens,  # type: ignore[arg-type]
+        p, drafts, method, lanes=limits.lanes, memory=bytes_of(memory, p.device), max_tokens=limits.max_tokens,  # type: ignore[arg-type]
         page_size=page_size, stats=Stats(),
     )  # fmt: skip
     sandbox = Sandbox(limits)
