@@ -98,10 +98,10 @@ def test_generate_streams_the_text_that_it_would_print(capsys):
 
 def test_generate_stops_behind_a_text(capsys):
     arguments = "generate --target p --particles 4 --prompt ab --max-tokens 40 --seed 5"
-    assert run(f"{arguments} --stop ba --stop cc") == 0
+    assert run(f"{arguments} --stop cc --stop b") == 0
     out, _ = capsys.readouterr()
     expected = smc.sample(
-        MODELS["p"], "ab", method=smc.SMC(particles=4), max_tokens=40, seed=5, stop=["ba", "cc"], progress=False
+        MODELS["p"], "ab", method=smc.SMC(particles=4), max_tokens=40, seed=5, stop=["cc", "b"], progress=False
     )
     assert out == expected.text + "\n"
     run(arguments)
