@@ -1,6 +1,7 @@
 """Many clients of one server at once: short, long, streamed, constrained, cancelled and malformed requests.
 
-Says how many answers there were and how long they took, and what the server held afterwards: no page, no request.
+Says how many answers there were and how long they took, and what the server held afterwards: no page but those kept of
+prompts, no request.
 
     python benchmarks/soak.py --seconds 120 --clients 32 --target demo
 """
@@ -27,6 +28,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 PROMPTS = ("The sea is", "Once upon a time there was a", "To be or not to be", "I like", "The capital of France is")
+SYSTEM = "You answer in one plain sentence, without lists, and you say so where you do not know. " * 8  # many tokens
 MALFORMED = (
     (b"{", 400),
     (b'{"model": 1}', 400),
@@ -99,10 +101,11 @@ class Clients:
         )
 
     async def streamed(self, client: openai.AsyncOpenAI, rng: random.Random) -> None:
-        """Read to the end."""
+        """Read to the end; all of them begin alike."""
         text, finish = "", None
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": rng.choice(PROMPTS)}]
         async for chunk in await client.chat.completions.create(
-            model=self.model, messages=[{"role": "user", "content": rng.choice(PROMPTS)}], max_tokens=24, stream=True
+            model=self.model, messages=messages, max_tokens=24, stream=True
         ):
             text += chunk.choices[0].delta.content or ""
             finish = chunk.choices[0].finish_reason
@@ -197,6 +200,9 @@ def report(tally: Tally, memory: list[int], left: dict[str, float]) -> str:
         f"seconds an answer      p50 {tally.quantile(0.5):.2f}, p99 {tally.quantile(0.99):.2f}",
         f"memory, MiB            {', '.join(f'{m / 2**20:.0f}' for m in memory)}",
         f"left behind            {left['smcdecode_pages_used']:.0f} pages, {left['smcdecode_live']:.0f} requests",
+        f"kept of prompts        {left['smcdecode_pages_kept']:.0f} pages of {left['smcdecode_pages']:.0f}",
+        f"prompt tokens          {left['smcdecode_prompt_tokens_begun']:.0f}",
+        f"of which were read     {left['smcdecode_prompt_tokens_read']:.0f}",
     ]
     return "\n".join(lines)
 

@@ -27,6 +27,12 @@ def own(**options):
     return {"extra_body": {"smc": options}}
 
 
+def gauges(client):
+    """The numbers of /metrics that have no labels."""
+    lines = client.get(f"{str(client.base_url).removesuffix('v1/')}metrics", cast_to=str).splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] not in "#")}
+
+
 def client_of(url, key="none"):
     return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60)
 
@@ -112,6 +118,19 @@ def test_many_prompts_as_texts_or_ids(client):
     runs = locally(P, ["ab", "ab", "c", "c"])
     assert [c.text for c in answer.choices] == [c.text for c in ids.choices] == [run.text for run in runs]
     assert answer.usage.prompt_tokens == 3
+
+
+def test_prompts_that_begin_alike_are_read_once(client):
+    read = lambda: gauges(client)["smcdecode_prompt_tokens_read"]  # noqa: E731
+    system = "be brief. " * 13  # 130 tokens, two whole pieces of 64
+    before = read()
+    first = client.completions.create(**{**ASK, "prompt": system + "ab"}, n=2)
+    assert read() - before == 132 + 4
+    again = client.completions.create(**{**ASK, "prompt": system + "cab"})
+    assert read() - before == 132 + 4 + 5
+    assert [c.text for c in first.choices] == [run.text for run in locally(P, [system + "ab"] * 2)]
+    assert again.choices[0].text == locally(P, system + "cab").text
+    assert gauges(client)["smcdecode_pages_kept"] >= 128
 
 
 def test_a_stop_string_ends_the_text_and_is_not_shown(client):

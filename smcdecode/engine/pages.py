@@ -1,6 +1,6 @@
 """Pages by number: which are free, who shares them, which rows hold them. Knows counts and tables, no keys."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -13,10 +13,18 @@ NULL = 0  # the page that pads table rows; never handed out
 
 
 class PagePool:
-    """Reference counts of ``pages`` pages, numbered from 1. A page with count 0 is free."""
+    """Reference counts of ``pages`` pages, numbered from 1. A page with count 0 is free.
+
+    Attributes:
+        counts: (pages + 1,) int64, how many hold each page.
+        kept: (pages + 1,) bool, pages whose content is worth keeping while they are free: handed out last.
+        reclaim: asked to :meth:`forget` so many free pages where only kept ones are left.
+    """
 
     def __init__(self, pages: int) -> None:
         self.counts = torch.zeros(pages + 1, dtype=torch.int64)
+        self.kept = torch.zeros(pages + 1, dtype=torch.bool)
+        self.reclaim: Callable[[int], None] | None = None
         self.peak = 0
         self.used = 0
         self._free = torch.arange(1, pages + 1)  # a queue; refilled from the counts when it runs out
@@ -40,12 +48,29 @@ class PagePool:
         if n > self.free:
             raise OutOfPages(f"{n} pages wanted, {self.free} of {self.size} free: raise memory=, or lower particles=")
         if n > len(self._free):
-            self._free = (self.counts[1:] == 0).nonzero()[:, 0] + 1
+            self._free = self._blank()
+        if n > len(self._free) and self.reclaim is not None:
+            self.reclaim(n - len(self._free))
+            self._free = self._blank()
         taken, self._free = self._free[:n], self._free[n:]
         self.counts[taken] = 1
         self.used += n
         self.peak = max(self.peak, self.used)
         return taken
+
+    def hold(self, pages: Tensor) -> None:
+        """Raise the count of distinct pages (n,), free ones too."""
+        self.used += int((self.counts[pages] == 0).sum())
+        self.peak = max(self.peak, self.used)
+        self.counts[pages] += 1
+
+    def keep(self, pages: Tensor) -> None:
+        """Remember that the content of pages (n,), which are held, is worth keeping."""
+        self.kept[pages] = True
+
+    def forget(self, pages: Tensor) -> None:
+        """Pages (n,) are as good as any others."""
+        self.kept[pages] = False
 
     def share(self, pages: Tensor) -> None:
         """Raise the count of each page once for every time it is listed; NULL is skipped."""
@@ -81,8 +106,14 @@ class PagePool:
             raise AssertionError(f"page {page} is held {int(held[page])} times but counted {int(self.counts[page])}")
         if self.used != int((held > 0).sum()):
             raise AssertionError(f"{int((held > 0).sum())} pages are held but {self.used} are counted as used")
+        if bool(self.kept[self._free].any()):
+            raise AssertionError("a page that is kept lies on the free list")
         if bool(self.counts[self._free].any()) or len(set(self._free.tolist())) != len(self._free):
             raise AssertionError("a page in use, or the same page twice, lies on the free list")
+
+    def _blank(self) -> Tensor:
+        """Free pages that are not kept, ascending."""
+        return ((self.counts[1:] == 0) & ~self.kept[1:]).nonzero()[:, 0] + 1
 
 
 class BlockTable:

@@ -36,7 +36,7 @@ class ParticleEngine:
         self.spec = spec
         vocabulary = stores.p.vocabulary
         self.passes = Passes(spec.network if spec and not method.overlap else None, stores, stats)  # type: ignore[arg-type]
-        self.slots = Slots(lanes, method.slots, max_tokens, stores.pool, stores.page_size)
+        self.slots = Slots(lanes, method.slots, max_tokens, stores.prefixes)
         local = method.proposal if isinstance(method.proposal, Local) else Local(check="mask")
         self.twist = Twist(lanes * method.slots, vocabulary, local.check)
         self.endings = Endings(vocabulary, self.slots)
@@ -55,10 +55,14 @@ class ParticleEngine:
     # ---- lanes
 
     def prefill(self, lanes: Sequence[int], requests: Sequence[Request]) -> None:
-        """Read the prompts of new requests, once each for target and draft."""
+        """Read the prompts of new requests, once each for target and draft, as far as nobody has read them before."""
         index = torch.tensor(lanes)
         first = self.method.population.first if self.method.population else self.slots.N
-        self.slots.open(index, requests, first)
+        readings = self.slots.open(index, requests, self.passes.readers, first)
+        with self.stats.clock("prefill"):
+            logits = self.passes.read(readings)
+        self.stats.prompt_tokens += sum(len(request.prompt.tokens) for request in requests)
+        self.stats.prompt_tokens_read += len(readings[0].tokens)
         self.tuner.open(index)
         for lane, request in zip(lanes, requests, strict=True):
             self.deaths[lane] = []
@@ -68,12 +72,6 @@ class ParticleEngine:
             self.drafter.begin(lane, request.prompt.tokens)
             if self.spec is None and (self.twist.checked[slots[0]] or not self.twist.masked[slots[0]]):
                 self.slots.block[lane] = 0  # nothing tells in advance which tokens are few enough to guess
-        batch = self.slots.prompts(index)
-        tokens = torch.tensor([t for request in requests for t in request.prompt.tokens])
-        positions = torch.cat([torch.arange(n) for n in batch.q_len.tolist()])
-        with self.stats.clock("prefill"):
-            logits = self.passes.target(tokens, positions, batch, batch.q_len.cumsum(0) - 1)
-            self.passes.draft(tokens, positions, batch, torch.empty(0, dtype=torch.int64))
         self._first.append((index, logits))
 
     def retire(self, lanes: Sequence[int]) -> None:

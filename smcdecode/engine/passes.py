@@ -8,6 +8,8 @@ from torch import Tensor
 from smcdecode.engine.attention import Batch
 from smcdecode.engine.model import LanguageModel
 from smcdecode.engine.pages import PagePool
+from smcdecode.engine.prefixes import Prefixes
+from smcdecode.engine.slots import Reading
 from smcdecode.engine.stats import Stats
 
 __all__ = ["Passes", "Stores"]
@@ -18,6 +20,7 @@ class Stores:
 
     def __init__(self, p: LanguageModel, drafts: Sequence[LanguageModel], pages: int, page_size: int) -> None:
         self.p, self.pool, self.page_size = p, PagePool(pages), page_size
+        self.prefixes = Prefixes(self.pool, page_size)
         self.target = p.store(pages + 1, page_size)  # page 0 is the null page
         self.drafts = {id(q): q.store(pages + 1, page_size) for q in drafts}
 
@@ -52,6 +55,22 @@ class Passes:
         if missing > 0:
             return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
         return logits[:, : self.p.vocabulary.size]
+
+    @property
+    def readers(self) -> list[int]:
+        """Who reads a prompt: the target, and the draft where there is one."""
+        return [id(self.p)] if self.q is None else [id(self.p), id(self.q)]
+
+    def read(self, readings: Sequence[Reading]) -> Tensor:
+        """Each of :attr:`readers` reads what it has not of some prompts: the target's logits behind them, (n, V)."""
+        try:
+            logits = self.target(*readings[0])
+            for tokens, positions, batch, rows in readings[1:]:
+                self.draft(tokens, positions, batch, rows[:0])
+        except BaseException:
+            self.stores.prefixes.clear()  # what was to be read may not have been
+            raise
+        return logits
 
     def copy_pages(self, source: Tensor, copies: Tensor) -> None:
         """Copy whole pages in both stores."""

@@ -166,7 +166,8 @@ class Scheduler:
         return [pair for group in self.groups for pair in group.settled()]
 
     def audit(self) -> None:
-        """Check page counts against all holders; AssertionError names the first that is wrong."""
+        """Check every page: free, kept, or held as often as counted; AssertionError names the first that is wrong."""
+        self.stores.prefixes.audit()
         self.stores.pool.audit([pages for group in self.groups for pages in group.engine.slots.holders()])
 
     # ---- inside
@@ -179,7 +180,7 @@ class Scheduler:
         self.groups = [group for group in self.groups if group.requests]
         while self._waiting and self._fits(self._waiting[0]) and self._group(self._waiting[0]).place(self._waiting[0]):
             request = self._waiting.popleft()
-            self._pages += most_pages(request, self.budget.page_size)
+            self._pages += self._own_pages(request) + self.stores.prefixes.reserve(request.prompt.tokens)
             self._workspace += _workspace(request)
 
     def _check_models(self, request: Request) -> None:
@@ -190,8 +191,11 @@ class Scheduler:
             raise InvalidOption(f"this scheduler runs {self.stores.p.name} with {known}; got {asked}")
 
     def _fits(self, request: Request) -> bool:
-        pages = self._pages + most_pages(request, self.budget.page_size)
+        pages = self._pages + self._own_pages(request) + self.stores.prefixes.cost(request.prompt.tokens)
         return pages <= self.budget.pages and self._workspace + _workspace(request) <= self.budget.workspace
+
+    def _own_pages(self, request: Request) -> int:
+        return own_pages(request, self.budget.page_size)
 
     def _group(self, request: Request) -> Group:
         """The group of a request's method, made if there is none."""
@@ -204,15 +208,20 @@ class Scheduler:
 
     def _settle(self, requests: Sequence[Request]) -> None:
         """Take back what was reserved for requests that are over."""
-        self._pages -= sum(most_pages(request, self.budget.page_size) for request in requests)
+        settle = self.stores.prefixes.settle
+        self._pages -= sum(self._own_pages(request) + settle(request.prompt.tokens) for request in requests)
         self._workspace -= sum(_workspace(request) for request in requests)
         self.stats.pages_peak = self.stores.pool.peak
 
 
 def most_pages(request: Request, page_size: int) -> int:
     """Most pages a request can ever hold."""
-    own = -(-request.max_tokens // page_size)
-    return -(-len(request.prompt.tokens) // page_size) + request.smc.slots * own
+    return -(-len(request.prompt.tokens) // page_size) + own_pages(request, page_size)
+
+
+def own_pages(request: Request, page_size: int) -> int:
+    """Most pages of a request's own tokens."""
+    return request.smc.slots * -(-request.max_tokens // page_size)
 
 
 def page_bytes(models: Sequence[LanguageModel], page_size: int) -> int:

@@ -5,18 +5,20 @@ at different lengths. Between cycles, of an unfinished particle's tokens x_1…x
 draft all but the last one or two (its ``lag``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from smcdecode.engine.attention import Batch
 from smcdecode.engine.draw import law_of
-from smcdecode.engine.pages import BlockTable, PagePool
+from smcdecode.engine.pages import BlockTable
+from smcdecode.engine.prefixes import Prefixes, piece_ends
 from smcdecode.engine.request import Request
 from smcdecode_kernels import reference
 
-__all__ = ["Slots"]
+__all__ = ["Reading", "Slots"]
 
 _COPIED = (
     "tokens", "length", "cached", "lag", "seen", "heard", "finished", "dead", "idle", "log_p", "log_psi", "next_row",
@@ -25,11 +27,21 @@ _COPIED = (
 _ZERO_AT_FIRST = ("length", "cached", "seen", "heard", "finished", "dead", "idle", "log_p", "log_psi", "owed")
 
 
+class Reading(NamedTuple):
+    """A pass over prompts: packed tokens (T,) and their positions (T,), what they attend to, each prompt's last row."""
+
+    tokens: Tensor
+    positions: Tensor
+    batch: Batch
+    rows: Tensor
+
+
 class Slots:
     """State of S particles, and of the lanes they belong to."""
 
-    def __init__(self, lanes: int, particles: int, max_tokens: int, pool: PagePool, page_size: int) -> None:
-        self.lanes, self.N, self.page_size, self.pool = lanes, particles, page_size, pool
+    def __init__(self, lanes: int, particles: int, max_tokens: int, prefixes: Prefixes) -> None:
+        self.prefixes, self.pool, self.page_size = prefixes, prefixes.pool, prefixes.page_size
+        self.lanes, self.N, page_size = lanes, particles, self.page_size
         S = lanes * particles
         self.lane = torch.arange(lanes).repeat_interleave(particles)  # (S,) lane of each slot
         self.particle = torch.arange(particles).repeat(lanes)  # (S,) place of each slot in its lane
@@ -46,7 +58,7 @@ class Slots:
         self.log_psi = torch.zeros(S, dtype=torch.float64)  # log ψ last counted in the weight
         self.owed = torch.zeros(S, max_tokens, dtype=torch.float64)  # log-weight of own tokens, not counted yet
         self.next_row = torch.full((S,), -1, dtype=torch.int64)  # which scored row its bonus token is drawn from
-        self.table = BlockTable(pool, S, -(-max_tokens // page_size))
+        self.table = BlockTable(self.pool, S, -(-max_tokens // page_size))
         self.prefix = [torch.empty(0, dtype=torch.int64)] * lanes  # pages of each lane's prompt
         self.prefix_len = torch.zeros(lanes, dtype=torch.int64)
         self.prompt = [torch.empty(0, dtype=torch.int64)] * lanes  # tokens of each lane's prompt
@@ -62,14 +74,20 @@ class Slots:
         """The slots of some lanes, lane by lane: (n,) int64 → (n · N,) int64."""
         return (lanes[:, None] * self.N + torch.arange(self.N)).flatten()
 
-    def open(self, lanes: Tensor, requests: Sequence[Request], particles: int | None = None) -> None:
-        """Hand lanes (n,) to requests: pages for their prompts, and empty particles in each; by default N."""
-        slots, lengths = self.of(lanes), [len(request.prompt.tokens) for request in requests]
-        pages = [-(-n // self.page_size) for n in lengths]
-        parts = torch.split(self.pool.take(sum(pages)), pages)
-        for lane, prefix, request in zip(lanes.tolist(), parts, requests, strict=True):
-            self.prefix[lane], self.prompt[lane] = prefix, torch.tensor(request.prompt.tokens)
-        self.prefix_len[lanes] = torch.tensor(lengths)
+    def open(
+        self, lanes: Tensor, requests: Sequence[Request], models: Sequence[Hashable], particles: int | None = None
+    ) -> list[Reading]:
+        """Hand lanes (n,) to requests: pages for their prompts, and empty particles in each; by default N.
+
+        Returns:
+            What is to be read now, for each of ``models``, which share the pages.
+        """
+        slots, known = self.of(lanes), []
+        for lane, request in zip(lanes.tolist(), requests, strict=True):
+            self.prefix[lane], read = self.prefixes.open(request.prompt.tokens, models)
+            self.prompt[lane] = torch.tensor(request.prompt.tokens)
+            self.prefix_len[lane] = len(request.prompt.tokens)
+            known.append(read)
         self.seed[lanes] = torch.tensor([request.seed for request in requests])
         self.cap[lanes] = torch.tensor([request.max_tokens for request in requests])
         self.cycle[lanes] = 0
@@ -82,6 +100,7 @@ class Slots:
         self.next_row[slots] = -1
         if particles is not None:
             self.vacate(slots[self.particle[slots] >= particles])
+        return [self._reading(lanes.tolist(), read) for read in zip(*known, strict=True)]
 
     def vacate(self, slots: Tensor) -> None:
         """Leave slots (n,) without a particle."""
@@ -193,17 +212,34 @@ class Slots:
             prefix_len=tuple(self.prefix_len[lanes].tolist()),
         )
 
-    def prompts(self, lanes: Tensor) -> Batch:
-        """What a pass over the whole prompts of some lanes (n,) attends to."""
-        lengths = self.prefix_len[lanes]
-        return Batch(
-            q_len=lengths,
-            own_pages=torch.nn.utils.rnn.pad_sequence([self.prefix[g] for g in lanes.tolist()], batch_first=True),
-            own_len=lengths,
-            group=torch.arange(len(lanes)),
-            prefix_pages=(torch.empty(0, dtype=torch.int64),) * len(lanes),
-            prefix_len=(0,) * len(lanes),
+    def _reading(self, lanes: Sequence[int], known: Sequence[int]) -> Reading:
+        """The prompts of some lanes from token ``known`` on, piece by piece: each follows from what is before it."""
+        pieces = [(lane, *piece) for lane, n in zip(lanes, known, strict=True) for piece in self._pieces(lane, n)]
+        pages = [self.prefix[lane][b // self.page_size : -(-e // self.page_size)] for lane, b, e in pieces]
+        length = torch.tensor([e - b for _, b, e in pieces])
+        batch = Batch(
+            q_len=length,
+            own_pages=torch.nn.utils.rnn.pad_sequence(pages, batch_first=True),
+            own_len=length,
+            group=torch.arange(len(pieces)),
+            prefix_pages=tuple(self.prefix[lane][: b // self.page_size] for lane, b, _ in pieces),
+            prefix_len=tuple(b for _, b, _ in pieces),
         )
+        last = torch.tensor([e == self.prefix_len[lane] for lane, _, e in pieces])
+        return Reading(
+            torch.cat([self.prompt[lane][b:e] for lane, b, e in pieces]),
+            torch.cat([torch.arange(b, e) for _, b, e in pieces]),
+            batch,
+            length.cumsum(0)[last] - 1,
+        )
+
+    def _pieces(self, lane: int, known: int) -> list[tuple[int, int]]:
+        """Where the pieces of a lane's prompt behind ``known`` tokens begin and end, the unfinished one included."""
+        length = int(self.prefix_len[lane])
+        ends = [end for end in piece_ends(length, self.page_size) if end > known]
+        if not ends or ends[-1] < length:
+            ends.append(length)
+        return list(zip([known, *ends], ends, strict=False))
 
     def uniform(self, slots: Tensor, place: int | Tensor, stream: int) -> Tensor:
         """Float64 uniforms keyed by request seed, particle, cycle and place in the block, and nothing else.

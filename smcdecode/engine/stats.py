@@ -20,6 +20,8 @@ class Stats:
     cycles: int = 0
     tokens: int = 0  # tokens of the surviving continuations, one particle a prompt (the longest)
     particle_tokens: int = 0  # tokens written by all particles
+    prompt_tokens: int = 0  # tokens of prompts
+    prompt_tokens_read: int = 0  # of those, the ones the target had to read: the others it had from another prompt
     drafted: int = 0  # drafted tokens that were judged
     accepted: int = 0  # of those, the ones kept
     hits: int = 0  # blocks that a draft beside the target had prepared

@@ -184,6 +184,8 @@ def _cost(record: Record) -> str:
     parts = [f"{stats.tokens} tokens at {stats.tokens_per_second:.3g} tokens/s", f"{stats.target_passes} target passes"]
     if stats.draft_passes:
         parts.append(f"{stats.draft_passes} draft passes")
+    if stats.prompt_tokens_read < stats.prompt_tokens:
+        parts.append(f"{stats.prompt_tokens_read} of {stats.prompt_tokens} prompt tokens read, the others shared")
     if stats.drafted:
         parts.append(f"{stats.acceptance:.0%} of drafted tokens accepted")
     if stats.hits + stats.misses:

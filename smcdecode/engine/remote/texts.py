@@ -18,6 +18,7 @@ from smcdecode.engine.drafting import Stream
 from smcdecode.engine.draw import check_numbers, proposal_law
 from smcdecode.engine.model import LanguageModel
 from smcdecode.engine.pages import PagePool
+from smcdecode.engine.prefixes import Prefixes
 from smcdecode.engine.remote.messages import Lanes, Setup
 from smcdecode.engine.request import Request
 from smcdecode.engine.slots import Slots
@@ -45,7 +46,7 @@ class Texts:
         self.model, self.setup, self.B = model, setup, setup.budget
         each = setup.particles * (1 + self.B)
         pages = setup.pages + setup.slots * (1 + self.B) * (setup.block + 2)
-        self.slots = Slots(setup.lanes, each, setup.max_tokens, PagePool(pages), 1)
+        self.slots = Slots(setup.lanes, each, setup.max_tokens, Prefixes(PagePool(pages), 1))
         self.slots.particle = torch.arange(setup.particles).repeat_interleave(1 + self.B).repeat(setup.lanes)
         self.store = model.store(pages + 1, 1)
         self.spec = Draft(model, setup.block, strictness=1.0, top_k=setup.top_k, top_p=setup.top_p)
@@ -75,14 +76,12 @@ class Texts:
             Request(0, Prompt(tuple(prompt.tolist())), Target(self.model), Autoregressive(), seed, cap)
             for prompt, seed, cap in zip(lanes.prompts, lanes.seed.tolist(), lanes.cap.tolist(), strict=True)
         ]
-        self.slots.open(lanes.lane, requests)
+        [reading] = self.slots.open(lanes.lane, requests, [id(self.model)])
         self.base[self.slots.of(lanes.lane)] = 0
         self.ended[self.slots.of(lanes.lane)] = False
         for lane, prompt in zip(lanes.lane.tolist(), lanes.prompts, strict=True):
             self.prompts[lane] = prompt.tolist()
-        batch = self.slots.prompts(lanes.lane)
-        positions = torch.cat([torch.arange(n) for n in batch.q_len.tolist()])
-        logits = self._pass(torch.cat(lanes.prompts), positions, batch, batch.q_len.cumsum(0) - 1)
+        logits = self._pass(*reading)
         N = self.setup.particles
         trunks = (lanes.lane[:, None] * N + torch.arange(N)).flatten() * (1 + self.B)
         return trunks, logits.repeat_interleave(N, 0)
