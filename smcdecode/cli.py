@@ -1,4 +1,4 @@
-"""The command line: ``generate``, ``plan``, ``serve``, ``demo``, ``distill``: options, and no mathematics."""
+"""The command line: ``generate``, ``plan``, ``serve``, ``batch``, ``demo``, ``distill``: options, no mathematics."""
 
 import argparse
 import sys
@@ -147,6 +147,17 @@ def serve(options: argparse.Namespace) -> int:
     return 0
 
 
+def batch(options: argparse.Namespace) -> int:
+    """Answer the prompts of files into a folder; made again, a killed command goes on."""
+    try:
+        from smcdecode.integrations.batch.command import batch as answer
+    except ModuleNotFoundError as error:
+        raise InvalidOption(f"batch needs {error.name}: install smcdecode[batch]") from error
+    tally = answer(options)
+    print(f"{options.output}: {tally}", file=sys.stderr)
+    return NO_TEXT if tally.refused or tally.without_text else 0
+
+
 def _show(posterior: Posterior, as_json: bool) -> int:
     """The text on stdout and the summary on stderr, or everything as JSON on stdout."""
     if as_json:
@@ -176,6 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_generate(commands.add_parser("generate", help=generate.__doc__, description=generate.__doc__))
     _add_plan(commands.add_parser("plan", help=make_plan.__doc__, description=make_plan.__doc__))
     _add_serve(commands.add_parser("serve", help=serve.__doc__, description=serve.__doc__))
+    _add_batch(commands.add_parser("batch", help=batch.__doc__, description=batch.__doc__))
     _add_demo(commands.add_parser("demo", help=demo.__doc__, description=demo.__doc__))
     _add_distill(commands.add_parser("distill", help=distill.__doc__, description=distill.__doc__))
     return parser
@@ -243,6 +255,33 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--queue", type=int, help="requests that run or wait; more are turned away with 429")
     add("--max-tokens", type=int, help="of one answer")
     add("--drain", type=int, default=30, help="seconds that answers may take when stopping (default: %(default)s)")
+
+
+def _add_batch(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=batch)
+    add = parser.add_argument
+    add("--target", required=True, help='the model p: a Hugging Face name, a local folder, or "demo"')
+    add("--draft", help="the draft model q, of the same vocabulary; without it the target proposes for itself")
+    add("--input", required=True, nargs="+", help=".jsonl or .parquet files; a row has a prompt or messages, and an id")
+    add("--output", required=True, help="folder of the answers")
+    add("--format", choices=("jsonl", "parquet"), default="jsonl", help="of the answers (default: %(default)s)")
+    add("--particles", type=_number, default=8, help="N, or auto (default: %(default)s)")
+    add("--block", type=_number, default=4, help="K, drafted tokens a cycle, or auto (default: %(default)s)")
+    add("--strictness", type=float, default=0.2, help="s in [0, 1] (default: %(default)s)")
+    add("--potential", action="append", default=[], help="weighs every answer: module:name or file.py:name")
+    add("--potential-seconds", type=float, default=60.0, help="that one call of it may take (default: %(default)s)")
+    add("--alpha", type=float, default=1.0, help="α of rows that do not say (default: %(default)s)")
+    add("--temperature", type=float, default=1.0, help="of rows that do not say (default: %(default)s)")
+    add("--top-k", type=int, help="of rows that do not say")
+    add("--top-p", type=float, help="of rows that do not say")
+    add("--max-tokens", type=int, default=256, help="of rows that do not say (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the job; a row's own is made of it and its id (default: %(default)s)")
+    add("--lanes", type=int, default=16, help="prompts that an engine runs at once (default: %(default)s)")
+    add("--memory", type=float, default=0.5, help="a fraction of what is free, or bytes (default: %(default)s)")
+    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="many engines: on this machine, or a Ray cluster")
+    add("--engines", type=int, default=1, help="with --ray: how many (default: %(default)s)")
+    add("--cpus", type=float, default=1.0, help="with --ray: cores of one engine (default: %(default)s)")
+    add("--gpus", type=float, default=0.0, help="of one engine (default: %(default)s)")
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:

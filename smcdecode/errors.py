@@ -10,6 +10,7 @@ __all__ = [
     "InvalidWeight",
     "NoSurvivors",
     "OutOfPages",
+    "OutputError",
     "PotentialError",
     "PromptError",
     "SMCDecodeError",
@@ -67,6 +68,10 @@ class PotentialError(SMCDecodeError):
 
 class OutOfPages(SMCDecodeError):
     """A prompt can never fit the memory budget; the message gives the numbers and the options that change them."""
+
+
+class OutputError(SMCDecodeError):
+    """Answers cannot be written; the message says why, and how to go on."""
 
 
 class NoSurvivors(SMCDecodeError):

@@ -23,6 +23,7 @@ ORDER = [
     "smcdecode.integrations",
     "smcdecode.cli",
 ]
+SERVER, BATCH = ("smcdecode.integrations.server",), "smcdecode.integrations.batch"
 FACADES = ("smcdecode", "smcdecode.__main__")  # they may import every room, and only cli and integrations import them
 
 
@@ -65,6 +66,18 @@ def test_a_module_imports_only_from_rooms_above_its_own(name):
 def test_no_imports_in_a_circle():
     graph = {name: imports(name) - {name} for name in FILES if name not in FACADES}
     tuple(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+
+def test_what_is_optional_is_imported_where_it_is_used():
+    """Ray and Arrow by no module as it is imported; the server's libraries by its own rooms alone."""
+    optional = {"ray": (), "pyarrow": (), "fastapi": SERVER, "uvicorn": SERVER, "pydantic": (*SERVER, BATCH)}
+    for name, file in FILES.items():
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            found = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for module in found:
+                rooms = optional.get(module.split(".")[0], (name,))
+                assert any(name == room or name.startswith(room + ".") for room in rooms), f"{name} imports {module}"
 
 
 def test_the_kernels_stand_alone():

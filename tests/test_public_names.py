@@ -26,6 +26,7 @@ NAMES = [
     "MultiDraft",
     "NoSurvivors",
     "OutOfPages",
+    "OutputError",
     "Plan",
     "Posterior",
     "Potential",

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from smcdecode.engine.attention import Attention
 from smcdecode.engine.cascade import TorchAttention
+from smcdecode.engine.damage import damage
 from smcdecode.engine.demo import demo_folder
 from smcdecode.engine.flashinfer import FlashInfer
 from smcdecode.engine.model import LanguageModel, Recipe, structural_copy
@@ -124,6 +126,8 @@ def _load_checkpoint(
     _check_device(place, name)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or _default_dtype(config, place))
+    except SafetensorError as error:
+        raise UnsupportedModel(f"{name} cannot be loaded: {damage(folder) or error}") from error
     except ValueError as error:
         if "Unrecognized configuration class" not in str(error):
             raise

@@ -28,6 +28,7 @@ class Answer:
     finish: str
     trust: dict[str, Any]
     epitaph: str | None  # what died where, if all did
+    posterior: Posterior
 
     @classmethod
     def of(cls, outcome: Outcome, stats: Stats, seed: int) -> "Answer":
@@ -35,9 +36,9 @@ class Answer:
         request = outcome.request
         posterior = Posterior.of(outcome, request.target, request.method, stats, seed)
         if not posterior.alive:
-            return cls(request, (), "", "no_survivors", _trust(posterior), diagnostics.epitaph(posterior))
+            return cls(request, (), "", "no_survivors", _trust(posterior), diagnostics.epitaph(posterior), posterior)
         tokens = posterior.sample(on="tokens")
-        return cls(request, tokens, posterior.text, _finish(request, tokens), _trust(posterior), None)
+        return cls(request, tokens, posterior.text, _finish(request, tokens), _trust(posterior), None, posterior)
 
     def shown(self) -> list[int]:
         """The tokens without EOS."""
