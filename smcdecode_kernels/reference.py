@@ -27,6 +27,7 @@ __all__ = [
     "log_norm",
     "pack_bits",
     "parts",
+    "together",
     "uniform",
     "unpack_bits",
 ]
@@ -174,7 +175,7 @@ def draw(log_weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         tokens: (n,) int64, never one of weight zero; 0 where the row has no weight (all -inf) or is not a number.
         log_norm: (n,) float64, log Σ exp of the row: -inf where all are -inf, NaN where any is NaN or +inf.
     """
-    drawn = [_draw(*part) for part in zip(parts(log_weights), torch.split(u, _rows(log_weights)), strict=True)]
+    drawn = [_draw(*part) for part in zip(parts(log_weights), torch.split(u, together(log_weights)), strict=True)]
     return drawn[0] if len(drawn) == 1 else (torch.cat([x for x, _ in drawn]), torch.cat([x for _, x in drawn]))
 
 
@@ -210,12 +211,12 @@ def parts(x: Tensor) -> tuple[Tensor, ...]:
     An allocator hands small memory out again; large memory it returns to the system, and every page that comes back
     costs more than the arithmetic done on it.
     """
-    return torch.split(x, _rows(x))
+    return torch.split(x, together(x))
 
 
-def _rows(x: Tensor) -> int:
-    """Rows of a part."""
-    n, V = x.shape
+def together(x: Tensor, n: int | None = None) -> int:
+    """How many of n rows of the width of x (…, V), by default of its own, go into a part; at least 1."""
+    n, V = len(x) if n is None else n, x.shape[-1]
     return max(1, min(n, _TOGETHER // max(V, 1))) if x.device.type == "cpu" else max(1, n)
 
 

@@ -28,8 +28,9 @@ def scale_log_q(monkeypatch):
     token = Drafter._token
 
     def scaled(self, block, going, k, logits):
-        token(self, block, going, k, logits)
+        going = token(self, block, going, k, logits)
         block.log_q[:, k] *= 0.9
+        return going
 
     monkeypatch.setattr(Drafter, "_token", scaled)
 
@@ -39,9 +40,10 @@ def unmasked_log_q(monkeypatch):
     token = Drafter._token
 
     def unmasked(self, block, going, k, logits):
-        token(self, block, going, k, logits)
-        law = proposal_law(logits, self.spec, self.temperature(block.slots[going]), None).log_softmax(-1)
-        block.log_q[going, k] = law.gather(-1, block.tokens[going, k, None])[:, 0].double()
+        behind = token(self, block, going, k, logits)
+        law = proposal_law(logits, self.spec, going.heat, None).log_softmax(-1)
+        block.log_q[going.at, k] = law.gather(-1, block.tokens[going.at, k, None])[:, 0].double()
+        return behind
 
     monkeypatch.setattr(drafting.Drafter, "_token", unmasked)
 
@@ -61,9 +63,9 @@ def omit_refused_weight(monkeypatch):
     """A redrawn token carries no weight."""
     strict = Judge._strict
 
-    def omitting(self, block, verdict, k, rows, *rest):
-        ratio = strict(self, block, verdict, k, rows, *rest)
-        return ratio.masked_fill(verdict.refused[rows], 0.0)
+    def omitting(self, *args):
+        ratio, refuse = strict(self, *args)
+        return ratio.masked_fill(refuse, 0.0), refuse
 
     monkeypatch.setattr(Judge, "_strict", omitting)
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smcdecode.engine.drafting import Block, Drafter, Stream
+from smcdecode.engine.drafting import Block, Drafter, Going
 from smcdecode_kernels import reference
 
 __all__ = ["FEW", "Ahead", "Habits", "few_allowed"]
@@ -47,26 +47,31 @@ class Ahead(Drafter):
         self._guessed = [[] for _ in range(len(slots))]
         return super().write(slots)
 
-    def _place(self, block: Block, going: Tensor, k: int) -> None:
+    def _place(self, block: Block, going: Going, k: int) -> Going:
         words = block.masks[k].result().numpy()
-        rows = [(i, few) for i in going.tolist() if (few := few_allowed(words[i], self.twist.vocabulary.size))]
-        law = torch.full((len(rows), FEW), -torch.inf)
-        columns = torch.full((len(rows), FEW), -1)
-        for j, (i, few) in enumerate(rows):
+        allowed = [(j, few_allowed(words[i], self.twist.vocabulary.size)) for j, i in enumerate(going.rows.tolist())]
+        few = [(j, tokens) for j, tokens in allowed if tokens]
+        going = going.some(torch.tensor([j for j, _ in few], dtype=torch.int64))
+        law = torch.full((len(few), FEW), -torch.inf)
+        columns = torch.full((len(few), FEW), -1)
+        for j, (i, (_, tokens)) in enumerate(zip(going.rows.tolist(), few, strict=True)):
             text = self._text(block, i, k)
-            self._guessed[i].append((text, few))
-            law[j, : len(few)] = torch.from_numpy(np.log(self._habits(block, i).law(text, few)))
-            columns[j, : len(few)] = torch.tensor(few)
-        placed = torch.tensor([i for i, _ in rows], dtype=torch.int64)
-        at, norm = reference.draw(law, self.slots.uniform(block.slots[placed], k, Stream.DRAFT))
-        tokens = columns.gather(-1, at[:, None])[:, 0]
-        block.tokens[placed, k] = tokens
-        block.log_q[placed, k] = law.gather(-1, at[:, None])[:, 0].double() - norm
-        block.count[placed] = k + 1
-        block.ended[placed] = self.endings.of(block.slots[placed], tokens, block.tokens[placed, :k])
-        block.rows.append(placed)
-        block.laws.append(law - norm[:, None].float())
-        block.columns.append(columns)
+            self._guessed[i].append((text, tokens))
+            law[j, : len(tokens)] = torch.from_numpy(np.log(self._habits(block, i).law(text, tokens)))
+            columns[j, : len(tokens)] = torch.tensor(tokens)
+        if not len(few):
+            return going
+        at, norm = reference.draw(law, going.u[:, k])
+        tokens_ = columns.gather(-1, at[:, None])[:, 0]
+        if block.laws is None or block.columns is None:
+            block.laws = torch.zeros(*block.tokens.shape, FEW)
+            block.columns = torch.full(block.laws.shape, -1)
+        block.tokens[going.rows, k] = tokens_
+        block.count[going.rows] = k + 1
+        block.laws[going.rows, k] = law - norm[:, None].float()
+        block.columns[going.rows, k] = columns
+        ends = self.endings.of(going.company.slots, tokens_, block.tokens[going.rows, :k])
+        return block.behind(going, k, ends)
 
     def learn(self, block: Block, law: Tensor, row: Tensor) -> None:
         """Remember the target's laws wherever it chose among few tokens, guesses that it refused included."""

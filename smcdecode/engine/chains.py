@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from smcdecode.declare.verification import MultiDraft
-from smcdecode.engine.drafting import Block, Drafter, Stream
+from smcdecode.engine.drafting import Block, Drafter, Going, Stream
 from smcdecode.engine.particles import ParticleEngine
 from smcdecode.engine.passes import Stores
 from smcdecode.engine.request import Request
@@ -121,9 +121,6 @@ class _Laws:
     def __init__(self, block: Block, log_p: Tensor, row: Tensor, N: int, rows: Tensor | None = None) -> None:
         self.block, self.log_p_rows, self.row, self.N = block, log_p, row, N
         self.lanes = torch.arange(len(block.slots) // N) if rows is None else rows
-        self.place = torch.full_like(block.tokens, 0)  # (n, K): where each row's law lies among those of its position
-        for k, drafted in enumerate(block.rows):
-            self.place[drafted, k] = torch.arange(len(drafted))
 
     def of(self, rows: Tensor) -> "_Laws":
         """The laws of some lanes."""
@@ -136,9 +133,8 @@ class _Laws:
 
     def draft(self, rows: Tensor, chain: Tensor, depth: int) -> Tensor:
         """Q there."""
-        law = self.block.laws[depth]
-        assert law is not None
-        return law[self.place[self.lanes[rows] * self.N + chain, depth]].cpu().double().softmax(-1)
+        assert self.block.laws is not None
+        return self.block.laws[self.lanes[rows] * self.N + chain, depth].cpu().double().softmax(-1)
 
     def log_p(self, path: Path, count: Tensor) -> Tensor:
         """The log-probability of the first ``count`` tokens of each path under the target: (B,) float64."""
@@ -159,13 +155,13 @@ class _ChainDrafter(Drafter):
         )
         self.couplings, self.choice = couplings, choice
 
-    def _draw(self, law: Tensor, slots: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        tokens, norm = super()._draw(law, slots, k)
+    def _draw(self, law: Tensor, going: Going, k: int) -> tuple[Tensor, Tensor]:
+        tokens, norm = super()._draw(law, going, k)
         if k:
             return tokens, norm
         N = self.slots.N
-        chosen = self.choice(self.slots.lane[slots[::N]])
-        u = self.slots.uniform(slots, 0, Stream.DRAFT).view(-1, N)
+        chosen = self.choice(self.slots.lane[going.company.slots[::N]])
+        u = going.u[:, 0].view(-1, N)
         for c, coupling in enumerate(self.couplings):
             lanes = (chosen == c).nonzero()[:, 0]
             if len(lanes) and coupling.drafting is not INDEPENDENT:

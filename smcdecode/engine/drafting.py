@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from smcdecode.declare.proposal import Draft
+from smcdecode.engine.company import Company
 from smcdecode.engine.draw import check_numbers, draw, log_norm, log_weight, proposal_law
 from smcdecode.engine.endings import Endings
 from smcdecode.engine.foresight import Foresight
@@ -17,7 +18,7 @@ from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.twist import Twist
 
-__all__ = ["Block", "Drafter", "Stream"]
+__all__ = ["Block", "Drafter", "Going", "Stream"]
 
 
 class Stream:
@@ -28,26 +29,68 @@ class Stream:
 
 @dataclasses.dataclass
 class Block:
-    """What one cycle drafted, a row for each slot that can write. K = 0 without a draft."""
+    """What one cycle drafted, a row for each slot that can write; its first ``count`` places mean something. K ≥ 0."""
 
-    slots: Tensor  # (n,) int64
+    company: Company  # n slots
     tokens: Tensor  # (n, K) int64
-    log_q: Tensor  # (n, K) float64, of the drafted tokens
+    log_q: Tensor  # (n, K) float64, of the drafted tokens, where judging does not want the whole laws
     count: Tensor  # (n,) int64, tokens drafted
     ended: Tensor  # (n,) bool, the last drafted token ends the text or fills the cap: no bonus token follows
-    rows: list[Tensor]  # per position: (m,) int64, the rows drafted there
-    laws: list[Tensor | None]  # per position: (m, V) float32 normalised log q, where judging needs the whole law
-    columns: list[Tensor | None]  # per position: (m, C) int64, what token each column of its law is, −1 none; None: all
+    laws: Tensor | None  # (n, K, C) float32 normalised log q, where judging needs whole laws
+    columns: Tensor | None  # (n, K, C) int64, what token each column of the laws is, −1 none; None: token c is column c
     masks: list[Future[Tensor]]  # per position, bonus included: packed (n, ⌈V/32⌉) int32; empty if no slot is masked
 
     @classmethod
-    def empty(cls, slots: Tensor, K: int) -> "Block":
+    def empty(cls, company: Company, K: int) -> "Block":
         """A block of no tokens yet."""
-        n = len(slots)
+        n = len(company.slots)
         return cls(
-            slots, torch.zeros(n, K, dtype=torch.int64), torch.zeros(n, K, dtype=torch.float64),
-            torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.bool), [], [], [], [],
+            company, torch.zeros(n, K, dtype=torch.int64), torch.zeros(n, K, dtype=torch.float64),
+            torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.bool), None, None, [],
         )  # fmt: skip
+
+    @property
+    def slots(self) -> Tensor:
+        """(n,) int64."""
+        return self.company.slots
+
+    @property
+    def drafted(self) -> Tensor:
+        """Which places hold a token: (n, K) bool."""
+        return torch.arange(self.tokens.shape[1]) < self.count[:, None]
+
+    def behind(self, going: "Going", k: int, ends: Tensor) -> "Going":
+        """The rows that go on behind token k: not those whose text it ends (m,) bool, nor those it fills."""
+        if k + 1 == self.tokens.shape[1]:
+            self.ended[going.at] = ends
+            return going
+        stops = ends | (going.room == k + 1)
+        if not bool(stops.any()):
+            return going
+        self.ended[going.at] = ends
+        return going.some((~stops).nonzero()[:, 0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Going:
+    """The rows of a block that are still drafted: m of its n."""
+
+    rows: Tensor  # (m,) int64, ascending
+    company: Company
+    heat: Tensor  # (m,) float64, temperatures
+    u: Tensor  # (m, K) float64, the uniforms of the tokens
+    room: Tensor  # (m,) int64, most tokens
+    whole: bool  # whether they are all rows
+
+    def some(self, which: Tensor) -> "Going":
+        """Some of them, (l,) int64 ascending."""
+        heat, u, room = (x[which] for x in (self.heat, self.u, self.room))
+        return Going(self.rows[which], self.company.some(which), heat, u, room, whole=False)
+
+    @property
+    def at(self) -> Tensor | slice:
+        """Their index in tensors over all rows."""
+        return slice(None) if self.whole else self.rows
 
 
 class Drafter:
@@ -67,24 +110,29 @@ class Drafter:
         A row stops at the text's end, at its cap, where its guesser knows nothing, and where the masks leave too little
         of its law: these are functions of what was written before, and so change no law.
         """
-        length = self.slots.block[self.slots.lane[slots]]  # (n,) K of each slot's lane
-        K = int(length.max())
-        block = Block.empty(slots, K)
-        room = torch.minimum(self.slots.room(slots), length)
+        left, length = self.slots.room(slots), self.slots.block[self.slots.lane[slots]]
+        K, room = int(length.max()), torch.minimum(left, length)
         self.passes.copy_pages(*self.slots.make_room(slots, self.slots.length[slots] + room))
+        block = Block.empty(Company.of(self.slots, slots), K)
         foresight = self._foresight(block, K)
-        going = torch.arange(len(slots))
+        if K == 0:
+            return block
+        going = self._start(block, room)
         for k in range(K):
-            going = going[(room[going] > k) & ~block.ended[going] & (block.count[going] == k)]
-            if not len(going):
+            if not len(going.rows):
                 break
-            self._place(block, going, k)
-            if not bool((block.count > k).any()):
-                break
-            if foresight is not None:
+            going = self._place(block, going, k)
+            if foresight is not None and bool((block.count > k).any()):
                 self._mask_next(block, k, foresight)
-        block.ended |= block.count == self.slots.room(slots)
+        block.ended |= block.count == left
         return block
+
+    def _start(self, block: Block, room: Tensor) -> Going:
+        """The rows of a block that may have a token."""
+        slots, K = block.slots, block.tokens.shape[1]
+        u = self.slots.uniform(slots[:, None], torch.arange(K), Stream.DRAFT)
+        every = Going(torch.arange(len(slots)), block.company, self.temperature(slots), u, room, whole=True)
+        return every if bool((room > 0).all()) else every.some((room > 0).nonzero()[:, 0])
 
     def _foresight(self, block: Block, K: int) -> Foresight | None:
         """Potential states to look ahead with, if anything is masked; the masks of the first position are begun."""
@@ -94,13 +142,12 @@ class Drafter:
         block.masks.append(foresight.look())
         return foresight
 
-    def _place(self, block: Block, going: Tensor, k: int) -> None:
-        """Token k of some rows, of as many as can be guessed for."""
+    def _place(self, block: Block, going: Going, k: int) -> Going:
+        """Token k of some rows, of as many as can be guessed for; the rows that go on behind it."""
         assert self.guesser is not None
-        known, logits = self.guesser.logits(block.slots[going], block.tokens[going, :k])
-        going = going if known is None else going[known]
-        if len(going):
-            self._token(block, going, k, logits)
+        known, logits = self.guesser.logits(going.company, block.tokens[going.at, :k])
+        going = going if known is None else going.some(known)
+        return self._token(block, going, k, logits) if len(going.rows) else going
 
     def begin(self, lane: int, prompt: Sequence[int]) -> None:
         """A lane has a new request; a draft model reads its prompt in a pass."""
@@ -108,33 +155,44 @@ class Drafter:
     def learn(self, block: Block, law: Tensor, row: Tensor) -> None:
         """What the target made of a block, see :class:`~smcdecode.engine.judging.Verdict`; a draft model knows all."""
 
-    def _token(self, block: Block, going: Tensor, k: int, logits: Tensor) -> None:
+    def _token(self, block: Block, going: Going, k: int, logits: Tensor) -> Going:
         """Draw token k of some rows; where the mask leaves the draft too little the block stops: the target draws."""
         assert self.spec is not None and self.guesser is not None
-        slots = block.slots[going]
-        mask = block.masks[k].result()[going] if block.masks else None
-        law = proposal_law(logits, self.spec, self.temperature(slots), mask)
-        least = torch.full((len(slots),), -torch.inf, dtype=torch.float64)
-        if mask is not None and self.guesser.share:
-            free = proposal_law(logits, self.spec, self.temperature(slots), None)
-            least = log_norm(free) + math.log(self.guesser.share)
-        tokens, norm = self._draw(law, slots, k)
-        check_numbers(norm, self.spec.model.name)
-        alive = (norm > least).nonzero()[:, 0]
-        log_q = (log_weight(law, tokens) - norm)[alive]
-        going, tokens, norm = going[alive], tokens[alive], norm[alive]
-        block.tokens[going, k] = tokens
-        block.log_q[going, k] = log_q
-        block.count[going] = k + 1
-        block.ended[going] = self.endings.of(block.slots[going], tokens, block.tokens[going, :k])
-        block.rows.append(going)
-        whole = self.spec.strict or bool(torch.isneginf(logits.amin()))
-        block.laws.append(law[alive] - norm[:, None].float().to(law.device) if whole else None)
-        block.columns.append(None)
+        mask = block.masks[k].result()[going.at] if block.masks else None
+        law = proposal_law(logits, self.spec, going.heat, mask)
+        tokens, norm = self._draw(law, going, k)
+        alive = norm > self._least(logits, going.heat, mask)
+        if not bool(alive.all()):
+            check_numbers(norm, self.spec.model.name)
+            stay = alive.nonzero()[:, 0]
+            going, logits, law, tokens, norm = going.some(stay), logits[stay], law[stay], tokens[stay], norm[stay]
+        block.tokens[going.at, k] = tokens
+        block.count[going.at] = k + 1
+        self._note(block, going, k, logits, law, norm)
+        ends = self.endings.of(going.company.slots, tokens, block.tokens[going.at, :k])
+        return block.behind(going, k, ends)
 
-    def _draw(self, law: Tensor, slots: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Token k of some slots, and the log-norm of each row of ``law``."""
-        return draw(law, self.slots.uniform(slots, k, Stream.DRAFT))
+    def _least(self, logits: Tensor, heat: Tensor, mask: Tensor | None) -> Tensor | float:
+        """The log-weight above which a row of a law is a guess: (m,) float64, or one for all."""
+        assert self.spec is not None and self.guesser is not None
+        if mask is None or not self.guesser.share:
+            return -math.inf
+        free = proposal_law(logits, self.spec, heat, None)
+        return log_norm(free) + math.log(self.guesser.share)
+
+    def _draw(self, law: Tensor, going: Going, k: int) -> tuple[Tensor, Tensor]:
+        """Token k of some rows, and the log-norm of each row of ``law``."""
+        return draw(law, going.u[:, k])
+
+    def _note(self, block: Block, going: Going, k: int, logits: Tensor, law: Tensor, norm: Tensor) -> None:
+        """Keep of the laws (m, V) that tokens k were drawn from what judging wants to see."""
+        assert self.spec is not None
+        if not self.spec.strict:
+            block.log_q[going.at, k] = log_weight(law, block.tokens[going.at, k]) - norm
+        if self.spec.strict or (len(logits) and bool(torch.isneginf(logits.amin()))):
+            if block.laws is None:
+                block.laws = law.new_zeros(*block.tokens.shape, law.shape[-1])
+            block.laws[going.at, k] = law - norm[:, None].float().to(law.device)
 
     def _mask_next(self, block: Block, k: int, foresight: Foresight) -> None:
         """Begin the masks behind the tokens just drafted; nothing reads those of rows that stopped."""

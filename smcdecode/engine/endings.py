@@ -30,18 +30,37 @@ class Endings:
             tokens: (n,) int64, behind the slot's own tokens and what is drafted. No earlier token completed the text.
             drafted: (n, k) int64, drafted tokens between; none by default.
         """
-        return self.is_eos[tokens] | self._stopped(slots, tokens, self.slots.length[slots], drafted)
+        eos = self.is_eos[tokens]
+        return eos | self._stopped(slots, tokens, self.slots.length[slots], drafted) if any(self.stops) else eos
 
     def last(self, slots: Tensor) -> Tensor:
         """Whether the last own token of each of some slots (n,) completed its text: (n,) bool."""
         tokens = self.slots.last(slots)
-        return self.is_eos[tokens] | self._stopped(slots, tokens, self.slots.length[slots] - 1, None)
+        eos = self.is_eos[tokens]
+        return eos | self._stopped(slots, tokens, self.slots.length[slots] - 1, None) if any(self.stops) else eos
+
+    def cut(self, slots: Tensor, tokens: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Blocks up to the first token that completes the text of their slot.
+
+        Args:
+            slots: (n,) int64.
+            tokens: (n, K) int64.
+            count: (n,) int64, tokens that each block has.
+
+        Returns:
+            how many tokens of each stand, (n,) int64, and whether the last of them completes the text, (n,) bool.
+        """
+        ends = self.is_eos[tokens]
+        if any(self.stops):
+            for k in range(tokens.shape[1]):
+                ends[:, k] |= self._stopped(slots, tokens[:, k], self.slots.length[slots], tokens[:, :k])
+        ends &= torch.arange(tokens.shape[1]) < count[:, None]
+        ended = ends.any(1)
+        return torch.where(ended, ends.int().argmax(1) + 1, count), ended
 
     def _stopped(self, slots: Tensor, tokens: Tensor, length: Tensor, drafted: Tensor | None) -> Tensor:
         """Whether a token completes a stop string behind the first ``length`` own tokens and what is drafted."""
         found = torch.zeros(len(slots), dtype=torch.bool)
-        if not any(self.stops):
-            return found
         for i, (slot, token, n) in enumerate(zip(slots.tolist(), tokens.tolist(), length.tolist(), strict=True)):
             stops, spelt = self.stops[slot // self.slots.N], self.vocabulary.shown[token]
             if stops and spelt:

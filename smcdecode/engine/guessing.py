@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from smcdecode.declare.proposal import Draft, PromptLookup
+from smcdecode.engine.company import Company
 from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Slots
 
@@ -21,8 +22,8 @@ class Guesser(Protocol):
 
     share: float
 
-    def logits(self, slots: Tensor, drafted: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Laws of the token after the text of each slot (n,) and the tokens ``drafted`` (n, k) behind it.
+    def logits(self, company: Company, drafted: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Laws of the token after the text of each slot of a company and the tokens ``drafted`` (n, k) behind it.
 
         Returns:
             which of the slots it can guess for, (m,) int64, None for all; and their logits (m, V) float32.
@@ -44,16 +45,18 @@ class ModelPass:
     def __init__(self, slots: Slots, passes: Passes) -> None:
         self.slots, self.passes = slots, passes
 
-    def logits(self, slots: Tensor, drafted: Tensor) -> tuple[None, Tensor]:
+    def logits(self, company: Company, drafted: Tensor) -> tuple[None, Tensor]:
         """One pass: over the unread tokens of each slot where nothing is drafted, else over the token just drafted."""
-        k = drafted.shape[1]
-        lag = self.slots.lag[slots] if k == 0 else torch.ones_like(slots)
-        ends = self.slots.length[slots] + k
+        if drafted.shape[1]:
+            own_len = company.length + drafted.shape[1]
+            rows = torch.arange(len(own_len))
+            batch = company.batch(torch.ones_like(own_len), own_len)
+            return None, self.passes.draft(drafted[:, -1], company.before + own_len - 1, batch, rows)
+        slots, lag = company.slots, self.slots.lag[company.slots]
         owner = torch.arange(len(slots)).repeat_interleave(lag)
-        place = ends[owner] - lag[owner] + torch.arange(len(owner)) - (lag.cumsum(0) - lag)[owner]
-        tokens = self.slots.tokens[slots[owner], place] if k == 0 else drafted[:, -1]
-        positions = self.slots.position(slots[owner], place)
-        return None, self.passes.draft(tokens, positions, self.slots.batch(slots, lag, ends), lag.cumsum(0) - 1)
+        place = (company.length - lag.cumsum(0))[owner] + torch.arange(len(owner))
+        tokens, positions = self.slots.tokens[slots[owner], place], company.before[owner] + place
+        return None, self.passes.draft(tokens, positions, company.batch(lag, company.length), lag.cumsum(0) - 1)
 
 
 class LookBack:
@@ -64,9 +67,9 @@ class LookBack:
     def __init__(self, spec: PromptLookup, slots: Slots, size: int) -> None:
         self.spec, self.slots, self.size = spec, slots, size
 
-    def logits(self, slots: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor]:
+    def logits(self, company: Company, drafted: Tensor) -> tuple[Tensor, Tensor]:
         """Log q of the slots whose last tokens stood in their text before."""
-        text = self.slots.contexts(slots, drafted)
+        text = self.slots.contexts(company.slots, drafted)
         found = recurrences(text, self.spec.ngram)
         count = found.sum(-1)
         known = (count > 0).nonzero()[:, 0]

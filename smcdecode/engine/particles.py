@@ -180,8 +180,7 @@ class ParticleEngine:
 
     def _temperature(self, slots: Tensor) -> Tensor:
         """The draft's temperature: as declared, else the target's over the exponent (least variance of the weights)."""
-        assert self.spec is not None
-        if self.spec.temperature is not None:
+        if self.spec is not None and self.spec.temperature is not None:
             return torch.full((len(slots),), self.spec.temperature, dtype=torch.float64)
         return self.slots.law[self.slots.lane[slots], 0] / self._exponents(slots)
 

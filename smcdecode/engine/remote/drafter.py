@@ -5,6 +5,7 @@ said so once, and blocks come from the text itself (:mod:`smcdecode.infer.lookup
 is the same, because every block is judged by the law that wrote it.
 """
 
+import math
 import pickle
 import time
 import warnings
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from smcdecode.engine.company import Company
 from smcdecode.engine.drafting import Block, Drafter, Stream
 from smcdecode.engine.remote.backup import backup_block
 from smcdecode.engine.remote.channel import Broken
@@ -93,7 +95,7 @@ class RemoteDrafter(Drafter):
         self.passes.copy_pages(*self.slots.make_room(slots, self.slots.length[slots] + room))
         backup = self.tuning.backup(len(slots))
         answer = self._ask(slots, backup)
-        block = Block.empty(slots, K)
+        block = Block.empty(Company.of(self.slots, slots), K)
         if answer is None:
             if self.alone is not None:
                 self._fill(block, *self._backed(slots, torch.ones_like(slots, dtype=torch.bool), self.alone))
@@ -205,32 +207,27 @@ class RemoteDrafter(Drafter):
 
     def _fill(self, block: Block, tokens: Tensor, count: Tensor, kind: Backup, answer: Answer | None = None) -> None:
         """Put tokens and the laws they were drawn from into a block: the answer's, or else the backup's."""
-        block.tokens, block.count = tokens, count
-        self._last = None if answer is None else (answer, (answer.count > 0).nonzero()[:, 0])
-        for k in range(int(count.max()) if len(count) else 0):
-            rows = ((count > k) & ~block.ended).nonzero()[:, 0]
-            block.rows.append(rows)
-            block.columns.append(None)
-            block.ended[rows] = self.endings.of(block.slots[rows], tokens[rows, k], tokens[rows, :k])
-            block.count[rows[block.ended[rows]]] = k + 1  # the draft may not know that the text ends here
-            if answer is not None and answer.laws is None:
-                block.laws.append(None)
-                block.log_q[rows, k] = answer.log_q[rows, k]
-                continue
-            law = self._law(tokens[rows, k], kind)
-            if answer is not None and answer.laws is not None:
-                drafted = answer.count[rows] >= 0
-                law[drafted] = answer.laws[_first_rows(answer)[rows[drafted]] + k]
-            block.laws.append(law)
-            block.log_q[rows, k] = law.gather(1, tokens[rows, k, None])[:, 0].double()
+        block.tokens = tokens
+        block.count, block.ended = self.endings.cut(block.slots, tokens, count)  # the draft does not know of stops
         block.ended |= block.count == self.slots.room(block.slots)
+        self._last = None if answer is None else (answer, (answer.count > 0).nonzero()[:, 0])
+        if answer is not None:
+            block.log_q = answer.log_q
+        if answer is None or answer.laws is not None:
+            block.laws = self._laws(tokens, kind, answer)
 
-    def _law(self, tokens: Tensor, kind: Backup) -> Tensor:
-        """The law of a backup's tokens (m,): (m, V) float32 log q."""
-        V = self.setup.size
+    def _laws(self, tokens: Tensor, kind: Backup, answer: Answer | None) -> Tensor:
+        """The laws of the tokens (n, K) of a block, (n, K, V) float32 log q: the answer's, or else the backup's."""
+        shape = (*tokens.shape, self.setup.size)
+        if answer is not None and answer.laws is not None and len(answer.laws) == tokens.numel():
+            return answer.laws.view(shape)
         if kind == Backup.UNIFORM:
-            return torch.full((len(tokens), V), -torch.tensor(float(V)).log().item())
-        return torch.full((len(tokens), V), -torch.inf).scatter_(1, tokens[:, None], 0.0)
+            laws = torch.full(shape, -math.log(self.setup.size))
+        else:
+            laws = torch.full(shape, -torch.inf).scatter_(-1, tokens[..., None], 0.0)
+        if answer is not None and answer.laws is not None:
+            laws[torch.arange(tokens.shape[1]) < answer.count[:, None]] = answer.laws
+        return laws
 
 
 def _first_rows(answer: Answer) -> Tensor:
