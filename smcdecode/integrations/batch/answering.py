@@ -69,8 +69,8 @@ class Answering:
             raise PromptError(f"{p.name} has no tokenizer, and a job's answers are texts: smc.load((model, tokenizer))")
         drafts: list[Any] = [proposal.network] if isinstance(proposal, Draft) and proposal.network else []
         self.scheduler = Scheduler.open(
-            p, drafts, parts.method, lanes=room.lanes, memory=bytes_of(room.memory), max_tokens=room.max_tokens,
-            page_size=1, stats=Stats(),
+            p, drafts, parts.method, lanes=room.lanes, memory=bytes_of(room.memory, p.layout.device),
+            max_tokens=room.max_tokens, page_size=1, stats=Stats(),
         )  # fmt: skip
         limits = Limits(
             lanes=room.lanes, queue=_NO_LIMIT, max_tokens=room.max_tokens, particles=_NO_LIMIT, block=_NO_LIMIT,
