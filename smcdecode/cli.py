@@ -1,18 +1,21 @@
 """The command line: ``generate``, ``plan``, ``serve``, ``batch``, ``demo``, ``distill``: options, no mathematics."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft, Local
 from smcdecode.declare.target import Target
 from smcdecode.distill.distill import distill as grow_draft
 from smcdecode.engine.load import load
+from smcdecode.engine.model import LanguageModel
 from smcdecode.engine.prompts import PromptLike
-from smcdecode.errors import InvalidOption, NoSurvivors, PromptError, SMCDecodeError
+from smcdecode.engine.ranks import alone, first, together
+from smcdecode.errors import InvalidOption, NoSurvivors, PromptError, RankError, SMCDecodeError
 from smcdecode.infer.resampling import SCHEMES
 from smcdecode.planner.measure import plan
 from smcdecode.report.posterior import Posterior
@@ -38,13 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command(options)
     except SMCDecodeError as error:
-        print(f"smcdecode: {error}", file=sys.stderr)
+        if first() or isinstance(error, RankError):
+            print(f"smcdecode: {error}", file=sys.stderr)
         return FAILED
 
 
 def generate(options: argparse.Namespace) -> int:
     """Sample one continuation of a prompt, and say how good it is."""
-    p = load(options.target)
+    p = _target(options)
     q = load(options.draft) if options.draft else None
     target = p.at(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p) ** options.alpha
     proposal = Draft(q, options.block, strictness=options.strictness) if q else Local()
@@ -56,11 +60,11 @@ def generate(options: argparse.Namespace) -> int:
 
 def make_plan(options: argparse.Namespace) -> int:
     """Measure a target and a draft on your prompts, and recommend N, K and s."""
-    p, q = load(options.target), load(options.draft)
+    p, q = _target(options), load(options.draft)
     target = p.at(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p) ** options.alpha
     made = plan(target, q, _prompts(options), max_tokens=options.max_tokens, seed=options.seed)
-    print(made.summary())
-    if options.plot:
+    _say(made.summary())
+    if first() and options.plot:
         made.plot().savefig(options.plot)
     return 0
 
@@ -117,12 +121,12 @@ def _tell(target: Target, method: SMC, options: argparse.Namespace) -> int:
     try:
         with stream(target, _prompt(options), method=method, **call) as pieces:
             for piece in pieces:
-                print(piece, end="", flush=True)
+                _say(piece, end="")
     except NoSurvivors as error:
-        print(f"\nsmcdecode: {error}", file=sys.stderr)
+        _say(f"\nsmcdecode: {error}", file=sys.stderr)
         return NO_TEXT
-    print(flush=True)
-    print(f"\n{pieces.posterior.summary()}", file=sys.stderr)
+    _say()
+    _say(f"\n{pieces.posterior.summary()}", file=sys.stderr)
     return 0
 
 
@@ -137,12 +141,17 @@ def serve(options: argparse.Namespace) -> int:
         from smcdecode.integrations.server.serving import run
     except ModuleNotFoundError as error:
         raise InvalidOption(f"serve needs {error.name}: install smcdecode[serve]") from error
-    p = load(options.target)
+    p = _target(options)
     proposal = Draft(load(options.draft), options.block, strictness=options.strictness) if options.draft else Local()
     limits = {name: value for name in ("lanes", "queue", "max_tokens") if (value := getattr(options, name)) is not None}
-    run(
-        p, SMC(proposal, options.particles), name=options.name, limits=limits, memory=options.memory,
-        host=options.host, port=options.port, api_key=options.api_key, drain=options.drain,
+    if not alone():  # rank 0 drains when it is told to stop, and the others stay until it has
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.default_int_handler if first() else signal.SIG_IGN)
+    together(
+        p, lambda: run(
+            p, SMC(proposal, options.particles), name=options.name, limits=limits, memory=options.memory,
+            host=options.host, port=options.port, api_key=options.api_key, drain=options.drain,
+        ),
     )  # fmt: skip
     return 0
 
@@ -158,18 +167,28 @@ def batch(options: argparse.Namespace) -> int:
     return NO_TEXT if tally.refused or tally.without_text else 0
 
 
+def _target(options: argparse.Namespace) -> LanguageModel:
+    return load(options.target, parallel=True) if options.parallel else load(options.target)
+
+
 def _show(posterior: Posterior, as_json: bool) -> int:
-    """The text on stdout and the summary on stderr, or everything as JSON on stdout."""
+    """The text on stdout and the summary on stderr, or everything as JSON on stdout; from the first rank."""
     if as_json:
-        print(posterior.to_json())
+        _say(posterior.to_json())
         return 0 if posterior.alive else NO_TEXT
     try:
-        print(_answer(posterior))
+        _say(_answer(posterior))
     except NoSurvivors as error:
-        print(f"smcdecode: {error}", file=sys.stderr)
+        _say(f"smcdecode: {error}", file=sys.stderr)
         return NO_TEXT
-    print(f"\n{posterior.summary()}", file=sys.stderr)
+    _say(f"\n{posterior.summary()}", file=sys.stderr)
     return 0
+
+
+def _say(text: str = "", *, end: str = "\n", file: TextIO | None = None) -> None:
+    """Print, on the rank that speaks for all."""
+    if first():
+        print(text, end=end, file=file, flush=True)
 
 
 def _answer(posterior: Posterior) -> str:
@@ -197,6 +216,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=generate)
     add = parser.add_argument
     add("--target", required=True, help='the model p: a Hugging Face name, a local folder, or "demo"')
+    _add_parallel(parser)
     add("--draft", help="the draft model q, of the same vocabulary; without it the target proposes for itself")
     add("--block", type=_number, default=4, help="K, drafted tokens a cycle, or auto (default: %(default)s)")
     add(
@@ -226,6 +246,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=make_plan)
     add = parser.add_argument
     add("--target", required=True, help='the model p: a Hugging Face name, a local folder, or "demo"')
+    _add_parallel(parser)
     add("--draft", required=True, help="the draft model q, of the same vocabulary")
     add("--prompts", required=True, help="a file with one prompt a line; - reads them from stdin")
     add("--chat", action="store_true", help="each prompt is a user's message, put into the chat template")
@@ -242,6 +263,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=serve)
     add = parser.add_argument
     add("--target", required=True, help='the model p: a Hugging Face name, a local folder, or "demo"')
+    _add_parallel(parser)
     add("--draft", help="the draft model q, of the same vocabulary; without it the target proposes for itself")
     add("--name", help="what clients call the model (default: the target's name)")
     add("--block", type=int, default=4, help="K where a request says nothing (default: %(default)s)")
@@ -289,6 +311,12 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", default="The three primary colours are", help="default: %(default)s")
     parser.add_argument("--alpha", type=float, default=2.0, help="α of p^α over whole sequences (default: %(default)s)")
     _add_common(parser, particles=8, max_tokens=32, seed=0)
+
+
+def _add_parallel(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--parallel", action="store_true", help="split the target over the processes that torchrun started, one a GPU"
+    )
 
 
 def _number(text: str) -> int | Literal["auto"]:

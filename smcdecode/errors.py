@@ -13,6 +13,7 @@ __all__ = [
     "OutputError",
     "PotentialError",
     "PromptError",
+    "RankError",
     "SMCDecodeError",
     "SupportError",
     "UnsupportedGrammar",
@@ -52,6 +53,10 @@ class SupportError(SMCDecodeError):
 
 class DraftProcessError(SMCDecodeError):
     """The process that was to hold a draft could not begin, or is gone; the message says why."""
+
+
+class RankError(SMCDecodeError):
+    """One of the processes that hold a model together is gone, silent, or not where the others are."""
 
 
 class VocabularyMismatch(SMCDecodeError):

@@ -11,8 +11,9 @@ from smcdecode.declare.method import SMC, Autoregressive
 from smcdecode.declare.proposal import Draft
 from smcdecode.declare.target import Algebra, Target
 from smcdecode.declare.verification import Method
-from smcdecode.engine.memory import bytes_of
+from smcdecode.engine.memory import least_bytes
 from smcdecode.engine.prompts import PromptLike, is_one, read_prompt
+from smcdecode.engine.ranks import together
 from smcdecode.engine.request import Request, seeds
 from smcdecode.engine.scheduler import Outcome, Scheduler
 from smcdecode.engine.stats import Stats
@@ -20,6 +21,7 @@ from smcdecode.errors import InvalidOption, PromptError
 from smcdecode.potentials.potential import Prompt
 from smcdecode.potentials.stops import Stops
 from smcdecode.report.posterior import Posterior
+from smcdecode.report.record import describe
 
 __all__ = ["Call", "requests_of", "sample"]
 
@@ -86,13 +88,18 @@ def sample(
         InvalidWeight, PotentialError: when a model or a potential breaks its contract during the run.
     """
     one = is_one(prompts)
-    call = Call.of(
-        target, [prompts] if one else prompts, method=method, max_tokens=max_tokens, stop=stop, seed=seed,  # type: ignore[list-item, arg-type]
-        memory=memory, page_size=page_size,
-    )  # fmt: skip
-    with _bar(call.requests, progress) as bar:
-        outcomes = {outcome.request.index: outcome for outcome in _watched(call.scheduler, bar)}
-    posteriors = [call.posterior(outcomes[i]) for i in range(len(call.requests))]
+    asked: list[PromptLike] = [prompts] if one else list(prompts)  # type: ignore[list-item, arg-type]
+    options: dict[str, Any] = {
+        "max_tokens": max_tokens, "stop": stop, "seed": seed, "memory": memory, "page_size": page_size,
+    }  # fmt: skip
+
+    def run() -> list[Posterior]:
+        call = Call.of(target, asked, method=method, **options)
+        with _bar(call.requests, progress) as bar:
+            outcomes = {outcome.request.index: outcome for outcome in _watched(call.scheduler, bar)}
+        return [call.posterior(outcomes[i]) for i in range(len(call.requests))]
+
+    posteriors = together(target, run, method=describe(method), prompts=asked, **options)
     return posteriors[0] if one else posteriors
 
 
@@ -119,8 +126,7 @@ class Call:
         seed = secrets.randbits(63) if seed is None else seed
         requests = requests_of(goal, prompts, method=method, max_tokens=max_tokens, stop=stop, seed=seed)
         stats = Stats()
-        budget = bytes_of(memory, requests[0].models[0].layout.device)
-        scheduler = Scheduler.of(requests, memory=budget, page_size=page_size, stats=stats)
+        scheduler = Scheduler.of(requests, memory=least_bytes(goal, memory), page_size=page_size, stats=stats)
         return cls(goal, method, requests, scheduler, stats, seed)
 
     def posterior(self, outcome: Outcome) -> Posterior:

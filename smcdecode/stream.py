@@ -2,14 +2,17 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from typing import Generic, Literal, Protocol, Self, TypeVar, overload
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, overload
 
 from smcdecode.declare.target import Algebra
 from smcdecode.declare.verification import Method
 from smcdecode.engine.prompts import PromptLike, is_one
+from smcdecode.engine.ranks import ranks_of
 from smcdecode.errors import InvalidOption, PromptError
+from smcdecode.potentials.stops import Stops
 from smcdecode.report.pieces import Delay, Pieces
 from smcdecode.report.posterior import Posterior
+from smcdecode.report.record import describe
 from smcdecode.sample import Call
 
 __all__ = ["Stream", "stream"]
@@ -86,15 +89,42 @@ def stream(
         raise InvalidOption(f"on={on!r}: a stream yields on='text' or on='tokens'")
     if not is_one(prompt):
         raise PromptError("stream() takes one prompt: call it once for each")
-    call = Call.of(
-        target, [prompt], method=method, max_tokens=max_tokens, stop=stop, seed=seed, memory=memory,
-        page_size=page_size,
-    )  # fmt: skip
+    terms: dict[str, Any] = {
+        "max_tokens": max_tokens, "stop": stop, "seed": seed, "memory": memory, "page_size": page_size,
+    }  # fmt: skip
+
+    def begin() -> Generator[News, None, None]:
+        call = Call.of(target, [prompt], method=method, **terms)
+        if on == "text" and call.goal.model.vocabulary.tokens is None:
+            raise PromptError(f'{call.goal.model.name} has no tokenizer: stream ids, on="tokens"')
+        return news_of(call)
+
+    asked = {"prompt": prompt, "method": describe(method), "on": on, **terms}
+    ranks = ranks_of(target)
+    news = begin() if ranks is None else ranks.relay(begin, {"target": str(target.as_target()), **asked})
     if on == "tokens":
-        return Stream(call, _Ids())
-    if call.goal.model.vocabulary.tokens is None:
-        raise PromptError(f'{call.goal.model.name} has no tokenizer: stream ids, on="tokens"')
-    return Stream(call, Pieces(call.goal.model.vocabulary, call.requests[0].stops))
+        return Stream(news, _Ids())
+    vocabulary = target.as_target().model.vocabulary
+    return Stream(news, Pieces(vocabulary, Stops.of(stop, vocabulary)))
+
+
+class News(NamedTuple):
+    """What became of a request in a cycle."""
+
+    longest: int  # tokens of the longest particle
+    settled: list[int]  # tokens that are final
+    posterior: Posterior | None  # at the end
+
+
+def news_of(call: Call) -> Generator[News, None, None]:
+    """The news of the one request of a call, cycle by cycle."""
+    scheduler = call.scheduler
+    with closing(scheduler.run()) as cycles:
+        for outcomes in cycles:
+            for cycle, (_, tokens) in zip(scheduler.latest(), scheduler.settled(), strict=True):
+                yield News(cycle.tokens, tokens, None)
+            for outcome in outcomes:
+                yield News(max(map(len, outcome.tokens)), [], call.posterior(outcome))
 
 
 class Reader(Protocol[Piece]):
@@ -113,10 +143,10 @@ class Stream(Generic[Piece]):
         delay: how many tokens had been written beyond each token when it became final: ``delay.mean``, ``delay.most``.
     """
 
-    def __init__(self, call: Call, reader: Reader[Piece]) -> None:
+    def __init__(self, news: Generator[News, None, None], reader: Reader[Piece]) -> None:
         self.delay = Delay()
         self._posterior: Posterior | None = None
-        self._pieces = self._run(call, reader)
+        self._pieces = self._run(news, reader)
 
     @property
     def posterior(self) -> Posterior:
@@ -145,20 +175,14 @@ class Stream(Generic[Piece]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _run(self, call: Call, reader: Reader[Piece]) -> Generator[Piece, None, None]:
-        scheduler = call.scheduler
-        with closing(scheduler.run()) as cycles:
-            for outcomes in cycles:
-                for cycle, (_, tokens) in zip(scheduler.latest(), scheduler.settled(), strict=True):
-                    self.delay.observe(cycle.tokens, len(tokens))
-                    if piece := reader.push(tokens):
-                        yield piece
-                for outcome in outcomes:
-                    self._posterior = call.posterior(outcome)
-                    answer = self._posterior.sample(on="tokens")
-                    self.delay.observe(max(map(len, outcome.tokens)), len(answer))
-                    if piece := reader.push(answer, final=True):
-                        yield piece
+    def _run(self, news: Generator[News, None, None], reader: Reader[Piece]) -> Generator[Piece, None, None]:
+        with closing(news):
+            for longest, tokens, posterior in news:
+                self._posterior = posterior
+                settled = tokens if posterior is None else posterior.sample(on="tokens")
+                self.delay.observe(longest, len(settled))
+                if piece := reader.push(settled, final=posterior is not None):
+                    yield piece
 
 
 class _Ids:

@@ -34,6 +34,7 @@ NAMES = [
     "Predicate",
     "PromptError",
     "PromptLookup",
+    "RankError",
     "Regex",
     "Reward",
     "SMCDecodeError",

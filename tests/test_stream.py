@@ -18,7 +18,7 @@ from smcdecode.potentials.stops import Stops
 from smcdecode.potentials.vocabulary import Vocabulary
 from smcdecode.report.pieces import Delay, Pieces
 from smcdecode.sample import Call
-from smcdecode.stream import Stream
+from smcdecode.stream import Stream, news_of
 
 q = TableLM(random_table(3, 4, floor=0.5), eos=[EOS], name="q")
 ENDLESS = TableLM(p.table, name="endless")
@@ -124,7 +124,7 @@ def test_delay_counts_tokens_written_since():
 @pytest.mark.parametrize("leave", ["close", "with", "forget"])
 def test_a_consumer_that_leaves_early_frees_the_pages(leave):
     call = call_of(ENDLESS, [0, 1, 2], smc.SMC(DRAFT, 4), page_size=4)
-    pool, pieces = call.scheduler.stores.pool, Stream(call, Pieces(p.vocabulary))
+    pool, pieces = call.scheduler.stores.pool, Stream(news_of(call), Pieces(p.vocabulary))
     del call
     if leave == "with":
         with pieces:

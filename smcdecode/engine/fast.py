@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from smcdecode.engine.attention import Rule, View
 from smcdecode.engine.cuts import NARROW, Cuts, Rows
+from smcdecode.engine.shards import is_split
 
 __all__ = ["FusedLayer", "FusedModel", "Packed", "PackedLinear", "packable", "quicken", "straighten"]
 
@@ -252,7 +253,9 @@ def _is_plain(layer: Any) -> bool:
 
 
 def packable(module: PreTrainedModel) -> bool:
-    """Whether oneDNN can pack this model's linear layers: on a CPU, in bfloat16 or float32."""
+    """Whether oneDNN can pack this model's linear layers: whole ones on a CPU, in bfloat16 or float32."""
+    if is_split(module):
+        return False  # each has something of transformers' around it, which the ranks need
     return module.device.type == "cpu" and module.dtype in CLOSE and torch._C._has_mkldnn
 
 

@@ -44,6 +44,7 @@ class LayerSkip(LanguageModel):
             cuts=model._cuts,
             parameters=_parameters(model, layers),
             attention=model.attention,
+            ranks=model.ranks,
         )
 
 

@@ -15,6 +15,8 @@ from smcdecode.engine.damage import damage
 from smcdecode.engine.demo import demo_folder
 from smcdecode.engine.flashinfer import FlashInfer
 from smcdecode.engine.model import LanguageModel, Recipe, structural_copy
+from smcdecode.engine.ranks import Ranks, joined
+from smcdecode.engine.shards import check_heads, is_split, load_split
 from smcdecode.engine.support import check_config, context_of, examine
 from smcdecode.errors import InvalidOption, UnsupportedModel
 from smcdecode.potentials.vocabulary import Vocabulary
@@ -34,6 +36,7 @@ def load(
     attention: AttentionName | None = None,
     name: str | None = None,
     batch_invariant: bool = True,
+    parallel: bool = False,
 ) -> LanguageModel:
     """A language model ready to be a target or a proposal.
 
@@ -50,13 +53,18 @@ def load(
         batch_invariant: whether a prompt's bits, so its answer to a seed, are the same whatever else is in the batch.
             On a CPU this holds large passes to kernels for few rows; False lets passes of many prompts run several
             times faster, and rounding, though not the law, then depends on the company.
+        parallel: split a checkpoint over the processes that torchrun started, one a GPU, by transformers' ``tp_plan``.
+            Every process makes the same calls, and gets the same answers. Its layers are then transformers' own: on a
+            CPU they are slower, and rounding depends on the company.
 
     Raises:
         UnsupportedModel: the engine cannot run this model exactly, or not on its device; the message names the part in
             the way.
-        InvalidOption: the source is of another kind, ``dtype``/``device`` are given for a loaded model, or
-            ``attention`` cannot be had.
+        InvalidOption: the source is of another kind, ``dtype``/``device`` are given for a loaded model,
+            ``attention`` cannot be had, or there is nothing to split a model over.
     """
+    if parallel:
+        return _split(source, dtype, device, attention, name)
     model, tokenizer = checkpoint(source, dtype=dtype, device=device, name=name)
     if isinstance(source, (str, Path)):
         loaded = _wrap(model, tokenizer, name or _title(source), attention, batch_invariant)
@@ -70,6 +78,23 @@ def load(
         loaded.recipe = Recipe(source, options)
         return loaded
     return _wrap(structural_copy(model), tokenizer, name or _name_of(model), attention, batch_invariant)
+
+
+def _split(
+    source: Source, dtype: torch.dtype | None, device: str | torch.device | None, attention: AttentionName | None,
+    name: str | None,
+) -> LanguageModel:  # fmt: skip
+    """A checkpoint's part on this rank; the whole checkpoint where there is one rank."""
+    if not isinstance(source, (str, Path)) or device is not None:
+        raise InvalidOption(
+            "parallel=True reads each process's part of a checkpoint, given by name or folder, to the process's own "
+            "device: leave device= out, and do not load the model first"
+        )
+    ranks = joined(torch.accelerator.current_accelerator() or torch.device("cpu"))
+    if ranks.size == 1:
+        return load(source, dtype=dtype, attention=attention, name=name)
+    model, tokenizer = _load_checkpoint(source, dtype, None, name, ranks)
+    return _wrap(model, tokenizer, name or _title(source), attention, False, ranks)
 
 
 def checkpoint(
@@ -88,6 +113,8 @@ def checkpoint(
         return _load_checkpoint(source, dtype, device, name)
     model, tokenizer = source if isinstance(source, tuple) else (source, None)
     _check_kind(model)
+    if is_split(model):
+        raise InvalidOption("the model is split over processes already: give its name or folder, and parallel=True")
     _check_device(model.device, name or _name_of(model))
     if dtype is not None or device is not None:
         raise InvalidOption("a loaded model keeps its dtype and device: move it first, or load it by name")
@@ -117,13 +144,17 @@ def _title(source: str | Path) -> str:
 
 
 def _load_checkpoint(
-    source: str | Path, dtype: torch.dtype | None, device: str | torch.device | None, name: str | None
-) -> tuple[PreTrainedModel, Any]:
+    source: str | Path, dtype: torch.dtype | None, device: str | torch.device | None, name: str | None,
+    ranks: Ranks | None = None,
+) -> tuple[PreTrainedModel, Any]:  # fmt: skip
     folder, name = demo_folder() if source == "demo" else source, name or _title(source)
     config = AutoConfig.from_pretrained(folder)
     check_config(config, name)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     _check_device(place, name)
+    if ranks is not None:
+        check_heads(config, ranks.size, name)
+        return load_split(folder, dtype or _default_dtype(config, place), ranks.size, name).eval(), _tokenizer(folder)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or _default_dtype(config, place))
     except SafetensorError as error:
@@ -185,8 +216,9 @@ def attention_of(choice: AttentionName | None, device: torch.device, dtype: torc
 
 
 def _wrap(
-    module: PreTrainedModel, tokenizer: Any, name: str, choice: AttentionName | None, batch_invariant: bool
-) -> LanguageModel:
+    module: PreTrainedModel, tokenizer: Any, name: str, choice: AttentionName | None, batch_invariant: bool,
+    ranks: Ranks | None = None,
+) -> LanguageModel:  # fmt: skip
     attention = attention_of(choice, module.device, module.dtype, name)
     parameters = sum(tensor.numel() for tensor in module.parameters())  # before they are packed
     found = examine(module, name, attention)
@@ -206,6 +238,7 @@ def _wrap(
         cuts=found.cuts if batch_invariant else None,
         parameters=parameters,
         attention=attention,
+        ranks=ranks,
     )
 
 

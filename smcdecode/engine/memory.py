@@ -5,12 +5,14 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from smcdecode.engine.ranks import ranks_of
 from smcdecode.errors import InvalidOption, OutOfPages
 
-__all__ = ["Budget", "bytes_of", "plan_memory"]
+__all__ = ["Budget", "bytes_of", "least_bytes", "plan_memory"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,14 @@ def bytes_of(memory: float, device: torch.device) -> int:
     if not (math.isfinite(memory) and memory > 0):
         raise InvalidOption(f"memory must be a fraction in (0, 1] or a number of bytes; got {memory!r}")
     return int(memory) if memory > 1 else int(memory * available_bytes(device))
+
+
+def least_bytes(target: Any, memory: float) -> int:
+    """:func:`bytes_of` the device of a target's model; of several ranks, whose devices are of one kind, the least."""
+    model, ranks = target.as_target().model, ranks_of(target)
+    if ranks is None:
+        return bytes_of(memory, model.layout.device)
+    return min(ranks.everywhere(bytes_of, memory, torch.device(model.layout.device.type)))
 
 
 def plan_memory(

@@ -18,6 +18,8 @@ from smcdecode.engine.attention import Attention, Batch, View
 from smcdecode.engine.cache import KVStore, Layout
 from smcdecode.engine.cascade import TorchAttention
 from smcdecode.engine.cuts import Cuts
+from smcdecode.engine.ranks import Ranks
+from smcdecode.engine.shards import Shards
 from smcdecode.errors import UnsupportedModel
 from smcdecode.potentials.vocabulary import Vocabulary
 
@@ -55,6 +57,7 @@ class LanguageModel(Algebra):
         parameters: how many numbers its weights are, shared ones counted once; 0 if unknown.
         recipe: how it was loaded, if from a name or a folder.
         attention: how it attends; plain torch by default.
+        ranks: the processes that hold it together; None where this one holds all of it.
     """
 
     recipe: Recipe | None = None
@@ -71,14 +74,19 @@ class LanguageModel(Algebra):
         cuts: Cuts | None = None,
         parameters: int = 0,
         attention: Attention | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._module, self._cuts = module, cuts
         self.name, self.vocabulary, self.tokenizer = name, vocabulary, tokenizer
         self.context, self.layout, self.parameters = context, layout, parameters
         self.attention = attention or TorchAttention()
+        self.ranks = ranks
+        self._shards = None if ranks is None else Shards(ranks, name, layout, self.attention, self._run)
 
     def __repr__(self) -> str:
         where = f"{self.dtype}, {self.device}, attention by {self.attention.name}"
+        if self.ranks is not None:
+            where += f", rank {self.ranks.rank} of {self.ranks.size}, layers as transformers splits them"
         return f"LanguageModel({self.name!r}, {self.vocabulary.size} tokens, {where})"
 
     @property
@@ -97,13 +105,12 @@ class LanguageModel(Algebra):
 
     def store(self, pages: int, page_size: int) -> KVStore:
         """Room for the keys and values of ``pages`` pages; page 0 is the null page."""
-        return KVStore(self.layout, pages, page_size)
+        return KVStore(self.layout, pages, page_size) if self._shards is None else self._shards.store(pages, page_size)
 
     def plan(self, batch: Batch, store: KVStore) -> View:
         """The view of a batch on a store of this model; good for one pass."""
-        return self.attention.plan(batch, store)
+        return (self.attention if self._shards is None else self._shards).plan(batch, store)
 
-    @torch.inference_mode()
     def __call__(self, tokens: Tensor, positions: Tensor, view: View, rows: Tensor) -> Tensor:
         """One pass over packed tokens.
 
@@ -116,6 +123,11 @@ class LanguageModel(Algebra):
         Returns:
             (R, vocabulary.size) float32 logits; row r is the law of the token after ``tokens[rows[r]]``.
         """
+        return (self._run if self._shards is None else self._shards)(tokens, positions, view, rows)
+
+    @torch.inference_mode()
+    def _run(self, tokens: Tensor, positions: Tensor, view: View, rows: Tensor) -> Tensor:
+        """The pass, or this rank's part of it."""
         tokens, positions, rows = (x.to(self.device) for x in (tokens, positions, rows))
         if self._cuts is not None:
             self._cuts.set(view.groups, rows)

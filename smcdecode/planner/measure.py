@@ -10,12 +10,15 @@ from tqdm.auto import tqdm
 from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft, PromptLookup
 from smcdecode.declare.target import Algebra, Model, Target
-from smcdecode.engine.memory import bytes_of
+from smcdecode.engine.memory import least_bytes
 from smcdecode.engine.prompts import PromptLike, is_one, read_prompt
+from smcdecode.engine.ranks import together
 from smcdecode.errors import InvalidOption, SupportError, UnsupportedTarget
+from smcdecode.infer.forecast import PassTimes, Positions
 from smcdecode.planner.divergence import SAMPLES, measure_divergence, reference_method, split, texts_of, twist_of
 from smcdecode.planner.plan import BLOCKS, STRICTNESS, Plan
 from smcdecode.planner.timing import PROBES, measure_times
+from smcdecode.report.record import describe
 from smcdecode.sample import sample
 
 __all__ = ["plan"]
@@ -70,20 +73,36 @@ def plan(
     listed: list[PromptLike] = [prompts] if is_one(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
     if not isinstance(max_tokens, int) or max_tokens < 2:
         raise InvalidOption(f"max_tokens must be an integer ≥ 2; got {max_tokens!r}")
-    read = [read_prompt(prompt, goal.model) for prompt in listed]  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"max_tokens": max_tokens, "seed": seed, "memory": memory}
+    times, divergence, twist = together(
+        goal,
+        lambda: _measured(goal, spec, strictness, listed, progress=progress, **asked),
+        draft=describe(spec),
+        prompts=listed,
+        **asked,
+    )
+    return Plan(str(goal), goal.plain, spec, times, divergence, twist, max_tokens)
+
+
+def _measured(
+    goal: Target, spec: Draft, strictness: Sequence[float], prompts: Sequence[PromptLike], *, max_tokens: int,
+    seed: int, memory: float, progress: bool | None,
+) -> tuple[PassTimes, dict[float, Positions], float]:  # fmt: skip
+    """What is known of the pair after trying it: times, laws along texts, χ² of what no proposal sees."""
+    read = [read_prompt(prompt, goal.model) for prompt in prompts]  # type: ignore[arg-type]
     base, others = split(goal)
     steps = PROBES * (len(_WIDTHS) + 1) + 2 + SAMPLES * len(read)
     with _bar(steps, progress) as tick:
         method = reference_method(base, bool(others.potentials))
         cap = max_tokens if base.potentials else _TEXT  # a constraint must be met within the cap
-        written = sample(base, listed, method=method, max_tokens=cap, seed=seed, memory=memory, progress=False)
+        written = sample(base, prompts, method=method, max_tokens=cap, seed=seed, memory=memory, progress=False)
         assert isinstance(written, list)
         tick()
         twist = twist_of(others, read, written)
         divergence = measure_divergence(base, spec, texts_of(read, written), strictness, tick)
-        budget = bytes_of(memory, goal.model.layout.device)  # type: ignore[attr-defined]
+        budget = least_bytes(goal, memory)
         times = measure_times(goal, spec, read[0], widths=_WIDTHS, longest=max(BLOCKS), memory=budget, tick=tick)
-    return Plan(str(goal), goal.plain, spec, times, divergence, twist, max_tokens)
+    return times, divergence, twist
 
 
 def _goal(target: Any) -> Target:

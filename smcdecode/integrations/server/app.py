@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft
-from smcdecode.engine.memory import bytes_of
+from smcdecode.engine.memory import least_bytes
 from smcdecode.engine.model import LanguageModel
 from smcdecode.engine.scheduler import Scheduler
 from smcdecode.engine.stats import Stats
@@ -61,7 +61,7 @@ def create_app(
     draft = method.proposal.network if isinstance(method.proposal, Draft) else None
     drafts = [] if draft is None else [draft]
     scheduler = Scheduler.open(
-        p, drafts, method, lanes=limits.lanes, memory=bytes_of(memory, p.device), max_tokens=limits.max_tokens,  # type: ignore[arg-type]
+        p, drafts, method, lanes=limits.lanes, memory=least_bytes(p, memory), max_tokens=limits.max_tokens,  # type: ignore[arg-type]
         page_size=page_size, stats=Stats(),
     )  # fmt: skip
     sandbox = Sandbox(limits)
