@@ -4,8 +4,9 @@
     python benchmarks/constraints.py --peer-python PEER/bin/python
 
 Reads one JSON object a line (task, method, particles, seed), answers with one. The peer gets its best settings: its
-pass starts as soon as all particles have asked, the prompt's keys and values are cached before the clock starts, and
-its caches are emptied between runs only, because a second run of the same prompt would find its answers there.
+pass starts as soon as all particles have asked, the prompt's keys and values are cached by one pass of their own, inside
+the clock as ours is, and its caches are emptied between runs only, because a second run of the same prompt would find
+its answers there.
 """
 
 import asyncio
@@ -65,9 +66,9 @@ class Worker:
         sampler = self.sampler(task["kind"], task["text"], ask["method"], seed if ask["method"] == "awrs" else 0)
         self.llm.prompt_ids = self.llm.model.tokenizer.encode(task["prompt"])
         self.llm.model.clear_cache()
-        self.llm.model.cache_kv(self.llm.prompt_ids)
         self.counter.positions = 0
         start, cpu = time.perf_counter(), time.process_time()
+        self.llm.model.cache_kv(self.llm.prompt_ids)
         out = asyncio.run(
             sampler.smc(
                 n_particles=ask["particles"], ess_threshold=0.5, max_tokens=task["max_tokens"],
