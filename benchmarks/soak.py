@@ -28,7 +28,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 PROMPTS = ("The sea is", "Once upon a time there was a", "To be or not to be", "I like", "The capital of France is")
-SYSTEM = "You answer in one plain sentence, without lists, and you say so where you do not know. " * 8  # many tokens
+SYSTEM = "You answer in one plain sentence, without lists, and you say so where you do not know. " * 4
 MALFORMED = (
     (b"{", 400),
     (b'{"model": 1}', 400),
