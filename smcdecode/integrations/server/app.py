@@ -76,7 +76,7 @@ def create_app(
         sandbox.close()
 
     app = FastAPI(title="smcdecode", lifespan=life, docs_url=None, redoc_url=None, separate_input_output_schemas=False)
-    app.state.runner = runner
+    app.state.runner, app.state.metrics = runner, server.metrics
     app.add_middleware(Bodies, most=limits.body, seconds=_BODY_SECONDS)
     _add_errors(app)
     _add_routes(app, server, [Depends(_lock(api_key))])
