@@ -175,8 +175,11 @@ def draw(log_weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         tokens: (n,) int64, never one of weight zero; 0 where the row has no weight (all -inf) or is not a number.
         log_norm: (n,) float64, log Σ exp of the row: -inf where all are -inf, NaN where any is NaN or +inf.
     """
-    drawn = [_draw(*part) for part in zip(parts(log_weights), torch.split(u, together(log_weights)), strict=True)]
-    return drawn[0] if len(drawn) == 1 else (torch.cat([x for x, _ in drawn]), torch.cat([x for _, x in drawn]))
+    rows = parts(log_weights)
+    if len(rows) == 1:
+        return _draw(log_weights, u)
+    drawn = [_draw(*part) for part in zip(rows, torch.split(u, together(log_weights)), strict=True)]
+    return torch.cat([x for x, _ in drawn]), torch.cat([x for _, x in drawn])
 
 
 def _draw(log_weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,7 +214,8 @@ def parts(x: Tensor) -> tuple[Tensor, ...]:
     An allocator hands small memory out again; large memory it returns to the system, and every page that comes back
     costs more than the arithmetic done on it.
     """
-    return torch.split(x, together(x))
+    most = together(x)
+    return (x,) if most >= len(x) else torch.split(x, most)
 
 
 def together(x: Tensor, n: int | None = None) -> int:

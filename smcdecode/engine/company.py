@@ -4,6 +4,7 @@ What a pass attends to is mostly the same for every pass of a block: it is looke
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,16 @@ from torch import Tensor
 from smcdecode.engine.attention import Batch
 from smcdecode.engine.slots import Slots
 
-__all__ = ["Company"]
+__all__ = ["Company", "Feed"]
+
+
+class Feed(NamedTuple):
+    """What a pass reads: packed tokens (T,), their positions (T,), what they attend to, and the rows wanted of it."""
+
+    tokens: Tensor
+    positions: Tensor
+    batch: Batch
+    rows: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,3 +71,16 @@ class Company:
     def batch(self, q_len: Tensor, own_len: Tensor) -> Batch:
         """What a pass over the last ``q_len`` (n,) of the first ``own_len`` (n,) own tokens attends to."""
         return Batch(q_len, self.pages, own_len, self.group, self.prefix_pages, self.prefix_len)
+
+    def unread(self, tokens: Tensor, lag: Tensor) -> Feed:
+        """A pass over the last ``lag`` (n,) of the own tokens, rows of ``tokens`` (S, T): the last row of each."""
+        end = lag.cumsum(0)
+        owner = torch.arange(len(lag)).repeat_interleave(lag)
+        place = (self.length - end)[owner] + torch.arange(len(owner))
+        return Feed(tokens[self.slots[owner], place], self.before[owner] + place, self.batch(lag, self.length), end - 1)
+
+    def behind(self, drafted: Tensor) -> Feed:
+        """A pass over the last of some tokens ``drafted`` (n, k ≥ 1) behind the own ones."""
+        own_len = self.length + drafted.shape[1]
+        batch = self.batch(torch.ones_like(own_len), own_len)
+        return Feed(drafted[:, -1], self.before + own_len - 1, batch, torch.arange(len(own_len)))

@@ -48,15 +48,8 @@ class ModelPass:
     def logits(self, company: Company, drafted: Tensor) -> tuple[None, Tensor]:
         """One pass: over the unread tokens of each slot where nothing is drafted, else over the token just drafted."""
         if drafted.shape[1]:
-            own_len = company.length + drafted.shape[1]
-            rows = torch.arange(len(own_len))
-            batch = company.batch(torch.ones_like(own_len), own_len)
-            return None, self.passes.draft(drafted[:, -1], company.before + own_len - 1, batch, rows)
-        slots, lag = company.slots, self.slots.lag[company.slots]
-        owner = torch.arange(len(slots)).repeat_interleave(lag)
-        place = (company.length - lag.cumsum(0))[owner] + torch.arange(len(owner))
-        tokens, positions = self.slots.tokens[slots[owner], place], company.before[owner] + place
-        return None, self.passes.draft(tokens, positions, company.batch(lag, company.length), lag.cumsum(0) - 1)
+            return None, self.passes.draft(*company.behind(drafted))
+        return None, self.passes.draft(*company.unread(self.slots.tokens, self.slots.lag[company.slots]))
 
 
 class LookBack:

@@ -275,7 +275,7 @@ class ParticleEngine:
     def _write_one(self, slots: Tensor, tokens: Tensor, law: Tensor) -> None:
         """Write a token drawn from a row of ``law`` (n, V) log p^α m into each of some slots."""
         self._count(slots, log_weight(law, tokens))
-        self.slots.write(slots, tokens[:, None], torch.ones_like(slots))
+        self.slots.put(slots, tokens)
         self.slots.next_row[slots] = -1
         self._mark_finished(slots)
 

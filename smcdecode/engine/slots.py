@@ -130,6 +130,11 @@ class Slots:
         self.tokens[slots[owner], self.length[slots[owner]] + place] = tokens[owner, place]
         self.length[slots] += count
 
+    def put(self, slots: Tensor, tokens: Tensor) -> None:
+        """Append one token to each slot: (n,) int64 each, all slots different."""
+        self.tokens[slots, self.length[slots]] = tokens
+        self.length[slots] += 1
+
     def owe(self, slots: Tensor, place: Tensor, log_w: Tensor) -> None:
         """Note weights of own tokens: (n,) int64 slots and places, (n,) float64."""
         self.owed.index_put_((slots, place), log_w, accumulate=True)
@@ -190,27 +195,14 @@ class Slots:
         Returns:
             (source, copy): partly filled pages shared with other slots, to be copied in every store before writing.
         """
-        first = self.cached[slots]
-        partial = (first % self.page_size != 0).nonzero()[:, 0]
-        source, copies = self.table.own(slots[partial], first[partial] // self.page_size)
-        self.table.grow(slots, -(-length // self.page_size))
+        source = copies = slots[:0]
+        if self.page_size > 1:
+            first = self.cached[slots]
+            partial = (first % self.page_size != 0).nonzero()[:, 0]
+            source, copies = self.table.own(slots[partial], first[partial] // self.page_size)
+            length = -(-length // self.page_size)
+        self.table.grow(slots, length)
         return source, copies
-
-    def position(self, slots: Tensor, place: Tensor) -> Tensor:
-        """Absolute position of own token number ``place``: (n,) int64."""
-        return self.prefix_len[self.lane[slots]] + place
-
-    def batch(self, slots: Tensor, q_len: Tensor, own_len: Tensor) -> Batch:
-        """What a pass over the last ``q_len`` of the first ``own_len`` own tokens of some slots attends to."""
-        lanes, group = torch.unique_consecutive(self.lane[slots], return_inverse=True)
-        return Batch(
-            q_len=q_len,
-            own_pages=self.table.rows[slots, : int((-(-own_len // self.page_size)).max())],
-            own_len=own_len,
-            group=group,
-            prefix_pages=tuple(self.prefix[lane] for lane in lanes.tolist()),
-            prefix_len=tuple(self.prefix_len[lanes].tolist()),
-        )
 
     def _reading(self, lanes: Sequence[int], known: Sequence[int]) -> Reading:
         """The prompts of some lanes from token ``known`` on, piece by piece: each follows from what is before it."""

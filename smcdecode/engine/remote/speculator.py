@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from smcdecode.engine.drafting import Stream
+from smcdecode.engine.draw import draw
 from smcdecode.engine.model import LanguageModel
 from smcdecode.engine.remote.backup import backup_block
 from smcdecode.engine.remote.messages import Answer, Backup, Entries, Lanes, Setup
 from smcdecode.engine.remote.texts import Texts
 from smcdecode.infer.fanout import Outcomes
-from smcdecode_kernels import reference
 
 __all__ = ["Speculator"]
 
-Outcome = tuple[int, int, int]  # trunk, tokens kept, the token behind them
+Outcome = tuple[int, int, int]  # particle, tokens kept, the token behind them
 
 
 class Speculator:
@@ -38,13 +38,14 @@ class Speculator:
         self.setup, self.next_entries = setup, next_entries
         self.texts = Texts(model, setup)
         self.prepared: dict[Outcome, int] = {}  # → branch
-        most = self.texts.guesses.shape[-1]
+        most, K = self.texts.guesses, setup.block
         self.outcomes = {
             False: Outcomes(setup.block, most),
             True: Outcomes(setup.block, most, acceptance=0.0),  # behind a backup block
         }
         self.backed = torch.zeros_like(self.texts.ended)  # trunks whose last block was a backup's
-        self._guessed: dict[int, list[list[int]]] = {}  # trunk → guesses at each k, the likeliest first
+        self._guessed = torch.full((setup.slots, K + 1, most + 1), -1)  # guesses at each k, the likeliest first
+        self._drawn = torch.empty(0, setup.size)  # logits of the blocks just answered
         self._fanouts: dict[tuple[bool, int, bool], list[int]] = {}
         self._seconds = 0.0
 
@@ -54,6 +55,7 @@ class Speculator:
         """Read the prompts of lanes that begin, and prepare for their first tokens."""
         trunks, logits = self.texts.open(lanes)
         temperature = lanes.temperature.repeat_interleave(self.setup.particles)
+        self._drawn = logits[:0]
         self._prepare(trunks, logits, torch.ones_like(trunks), temperature, temperature, 1.0)
 
     def close(self, lanes: Tensor) -> None:
@@ -71,7 +73,7 @@ class Speculator:
         """
         texts = self.texts
         trunks, sources = texts.trunk(entries.slot), texts.trunk(entries.source)
-        self._observe(sources, entries)
+        self._observe(entries)
         found = self._found(entries)
         hit = torch.tensor([branch is not None for branch in found], dtype=torch.bool)
         origins = torch.tensor([s if b is None else b for s, b in zip(sources.tolist(), found, strict=True)])
@@ -107,25 +109,22 @@ class Speculator:
             for slot, source, kept, token in zip(*(column.tolist() for column in columns), strict=True)
         ]
 
-    def _observe(self, sources: Tensor, entries: Entries) -> None:
+    def _observe(self, entries: Entries) -> None:
         """Learn how often each k comes, and at which place among the guesses its token."""
-        counts = self.texts.count(sources).tolist()
-        for trunk, count, kept, token in zip(
-            sources.tolist(), counts, entries.kept.tolist(), entries.token.tolist(), strict=True
-        ):
-            outcomes = self.outcomes[bool(self.backed[trunk])]
-            guesses = self._guessed.get(trunk, [])
-            here = guesses[kept] if kept < len(guesses) else []
-            place = here.index(token) if token in here else outcomes.most
-            outcomes.observe(self.setup.block if kept == count else kept, min(place, outcomes.most))
+        sources = self.texts.trunk(entries.source)
+        guesses = self._guessed[entries.source, entries.kept]  # (n, M + 1)
+        order = (guesses >= 0).cumsum(1) - 1
+        place = torch.where(guesses == entries.token[:, None], order, self.texts.guesses).amin(1)
+        kept = torch.where(entries.kept == self.texts.count(sources), self.setup.block, entries.kept)
+        for backed, k, at in zip(self.backed[sources].tolist(), kept.tolist(), place.tolist(), strict=True):
+            self.outcomes[backed].observe(k, at)
 
     def _forget(self, slots: Tensor) -> None:
         """Drop what was prepared for some particles."""
         gone = set(slots.tolist())
         self.prepared = {key: branch for key, branch in self.prepared.items() if key[0] not in gone}
         trunks = self.texts.trunk(slots)
-        for trunk in trunks.tolist():
-            self._guessed.pop(trunk, None)
+        self._guessed[slots] = -1
         self.backed[trunks] = False
         self.texts.prune(trunks)
 
@@ -144,19 +143,20 @@ class Speculator:
         self.backed[trunks] = True
 
     def _read_off(self, trunks: Tensor, hit: Tensor, share: float, seconds: float) -> Answer:
-        """The blocks that stand behind some trunks now."""
+        """The blocks that stand behind some trunks now; what they were drawn from is kept for the next guesses."""
         texts, K = self.texts, self.setup.block
-        place = (texts.base[trunks][:, None] + torch.arange(K)).clamp(max=texts.slots.tokens.shape[1] - 1)
         backed = self.backed[trunks]
         count = texts.count(trunks).masked_fill(backed, -1)
         drafted = torch.arange(K) < count[:, None]
-        rows = [row for trunk in trunks[~backed].tolist() for row in texts.laws[trunk]]
-        laws = torch.stack(rows) if rows else torch.empty(0, self.setup.size)
+        own = trunks[~backed]
+        logits, shares = texts.logits(own)
+        self._drawn = logits
+        laws, log_q = texts.laws(own, logits, shares)
         wanted = self.setup.strict or bool(torch.isneginf(laws).any())
-        top = texts.guesses[trunks][:, :K][drafted][:, : texts.width] if share < 1 else None
-        tokens = texts.slots.tokens[trunks[:, None], place].masked_fill(~drafted, 0)
-        log_q = texts.log_q[trunks]
-        return Answer(hit.long(), count, tokens, log_q, laws if wanted else None, top, self._seconds, seconds)
+        top = logits.topk(texts.width).indices.cpu() if share < 1 else None
+        tokens = texts.blocks(trunks).masked_fill(~drafted, 0)
+        spread = torch.zeros(drafted.shape, dtype=torch.float64).masked_scatter_(drafted, log_q)
+        return Answer(hit.long(), count, tokens, spread, laws if wanted else None, top, self._seconds, seconds)
 
     # ---- the next outcomes
 
@@ -174,41 +174,49 @@ class Speculator:
             share: C of the continuations.
         """
         start = time.perf_counter()
-        texts, slots = self.texts, self.texts.slots
-        count = texts.count(trunks)
-        owner = torch.arange(len(trunks)).repeat_interleave(fresh)
-        place = (count + 1 - fresh.cumsum(0))[owner] + torch.arange(len(owner))
-        texts.guesses[trunks[owner], place] = logits.topk(texts.guesses.shape[-1]).indices
-        bonus = (~texts.ended[trunks]).nonzero()[:, 0]
-        likely = torch.full_like(trunks, -1)
-        if len(bonus):  # what the target would draw, were its law the draft's, by the same uniform
-            law = texts.law(logits[fresh.cumsum(0)[bonus] - 1], temperature[bonus])
-            likely[bonus] = reference.draw(law, slots.uniform(trunks[bonus], 0, Stream.BONUS))[0]
-        heat = dict(zip(trunks.tolist(), following.tolist(), strict=True))
-        columns = (trunks, count, likely, texts.base[trunks], slots.cap[slots.lane[trunks]], self.backed[trunks])
-        guesses, tokens = texts.guesses[trunks].tolist(), slots.tokens[trunks].tolist()
-        plan: list[Outcome] = []
-        for (trunk, n, first, base, cap, backed), rows, text in zip(
-            zip(*(column.tolist() for column in columns), strict=True), guesses, tokens, strict=True
-        ):
-            wanted = rows[: n + (first >= 0)]
-            if first >= 0:
-                wanted[n] = [first, *(guess for guess in rows[n] if guess != first)]
-            for k, drafted in enumerate(text[base : base + n]):  # refused, it has no share of the residual
-                if k < len(wanted):
-                    wanted[k] = [token for token in wanted[k] if token != drafted]
-            self._guessed[trunk] = wanted
-            fanout = self._fanout(backed, n, first >= 0)
-            plan += [
-                (trunk, k, token)
-                for k, (here, F) in enumerate(zip(wanted, fanout, strict=False))
-                for token in here[:F]
-                if token not in self.setup.eos and base + k + 1 < cap
-            ]
+        outcomes = self._likeliest(trunks, logits, fresh, temperature)
         self._fanouts.clear()
-        if plan:
-            self._branch(plan, heat, share)
+        if len(outcomes[0]):
+            self._branch(trunks, *outcomes, following, share)
         self._seconds = time.perf_counter() - start
+
+    def _likeliest(
+        self, trunks: Tensor, logits: Tensor, fresh: Tensor, temperature: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The outcomes to prepare for: rows of ``trunks``, tokens kept and the token behind them, (m,) int64 each."""
+        texts, slots, K = self.texts, self.texts.slots, self.setup.block
+        count, base, n = texts.count(trunks), texts.base[trunks], len(trunks)
+        every = torch.arange(K + 1)
+        at_end = every == count[:, None]  # (n, K + 1)
+        drafted = every < count[:, None]
+        bonus = ~texts.ended[trunks]
+        guesses = torch.full((n, K + 1, texts.guesses + 1), -1)
+        own = drafted & ~self.backed[trunks][:, None]
+        guesses[:, :, 1:][own] = self._drawn.topk(texts.guesses).indices.cpu()
+        read = ((count - fresh)[:, None] < every) & (every <= count[:, None])
+        guesses[:, :, 1:][read] = logits.topk(texts.guesses).indices.cpu()
+        likely = self._likely(trunks, logits, fresh, temperature, bonus)
+        guesses[:, :, 0] = likely[:, None].masked_fill(~at_end, -1)  # comes first, and only once
+        other = torch.where(drafted, texts.blocks(trunks, K + 1), likely[:, None])  # refused, it cannot come again
+        guesses[:, :, 1:].masked_fill_(guesses[:, :, 1:] == other[:, :, None], -1)
+        guesses.masked_fill_(~(drafted | (at_end & bonus[:, None]))[:, :, None], -1)
+        self._guessed[trunks // (1 + texts.B)] = guesses
+        kinds = zip(self.backed[trunks].tolist(), count.tolist(), bonus.tolist(), strict=True)
+        fanout = torch.tensor([self._fanout(*kind) + [0] * (K - kind[1]) for kind in kinds])
+        known = guesses >= 0
+        wanted = known & (known.cumsum(-1) <= fanout[:, :, None]) & ~texts.is_eos[guesses.clamp(min=0)]
+        wanted &= (base[:, None] + every + 1 < slots.cap[slots.lane[trunks]][:, None])[:, :, None]
+        row, kept, place = wanted.nonzero(as_tuple=True)
+        return row, kept, guesses[row, kept, place]
+
+    def _likely(self, trunks: Tensor, logits: Tensor, fresh: Tensor, temperature: Tensor, bonus: Tensor) -> Tensor:
+        """What the target would draw behind whole blocks, were its law the draft's, by its uniform; −1 for none."""
+        likely = torch.full_like(trunks, -1)
+        asked = bonus.nonzero()[:, 0]
+        if len(asked):
+            law = self.texts.law(logits[fresh.cumsum(0)[asked] - 1], temperature[asked])
+            likely[asked] = draw(law, self.texts.slots.uniform(trunks[asked], 0, Stream.BONUS))[0]
+        return likely
 
     def _fanout(self, backed: bool, count: int, bonus: bool) -> list[int]:
         """How many guesses at each k; computed once a round for each kind of block."""
@@ -217,22 +225,21 @@ class Speculator:
             self._fanouts[kind] = self.outcomes[backed].fanout(self.setup.budget, count, bonus).tolist()
         return self._fanouts[kind]
 
-    def _branch(self, plan: list[Outcome], temperature: dict[int, float], share: float) -> None:
+    def _branch(
+        self, trunks: Tensor, row: Tensor, kept: Tensor, tokens: Tensor, temperature: Tensor, share: float
+    ) -> None:
         """A branch for each outcome, and its continuation; outcomes that turn out otherwise meanwhile are left."""
-        texts, used = self.texts, dict.fromkeys((trunk for trunk, _, _ in plan), 0)
-        branches = []
-        for trunk, _, _ in plan:
-            used[trunk] += 1
-            branches.append(trunk + used[trunk])
-        trunks, kept, tokens = torch.tensor(plan).T
-        at = torch.tensor(branches)
-        texts.branch(at, trunks, kept, tokens)
-        degrees = torch.tensor([temperature[trunk] for trunk, _, _ in plan], dtype=torch.float64)
-        step = 1 + texts.B
-        self.prepared |= {(t // step, k, v): branch for (t, k, v), branch in zip(plan, branches, strict=True)}
+        texts, whose = self.texts, trunks[row]
+        each = torch.bincount(row, minlength=len(trunks))
+        branches = whose + 1 + torch.arange(len(row)) - (each.cumsum(0) - each)[row]
+        texts.branch(branches, whose, kept, tokens)
+        particles = (whose // (1 + texts.B)).tolist()
+        self.prepared |= dict(
+            zip(zip(particles, kept.tolist(), tokens.tolist(), strict=True), branches.tolist(), strict=True)
+        )
         lanes = torch.unique_consecutive(texts.slots.lane[trunks])
         texts.slots.cycle[lanes] += 1
-        texts.draft(at, degrees, share, self._wanted)
+        texts.draft(branches, temperature[row], share, self._wanted)
         texts.slots.cycle[lanes] -= 1
 
     def _wanted(self) -> Tensor | None:

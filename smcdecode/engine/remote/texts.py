@@ -5,6 +5,7 @@ Slots of a lane: each particle is a *trunk*, followed by B *branches*. ``base`` 
 tokens kept, so only table rows move.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -14,8 +15,9 @@ from smcdecode.declare.method import Autoregressive
 from smcdecode.declare.proposal import Draft
 from smcdecode.declare.target import Target
 from smcdecode.engine.attention import Batch
-from smcdecode.engine.drafting import Stream
-from smcdecode.engine.draw import check_numbers, proposal_law
+from smcdecode.engine.company import Company
+from smcdecode.engine.drafting import Going, Stream
+from smcdecode.engine.draw import check_numbers, draw, log_norm, log_weight, proposal_law
 from smcdecode.engine.model import LanguageModel
 from smcdecode.engine.pages import PagePool
 from smcdecode.engine.prefixes import Prefixes
@@ -24,7 +26,6 @@ from smcdecode.engine.request import Request
 from smcdecode.engine.slots import Slots
 from smcdecode.infer.saguaro import downweight
 from smcdecode.potentials.potential import Prompt
-from smcdecode_kernels import reference
 
 __all__ = ["Texts"]
 
@@ -37,9 +38,8 @@ class Texts:
     Attributes:
         base: (S,) int64, own tokens before the last block; the block is what lies behind.
         ended: (S,) bool, the block ends the text: no token follows it.
-        laws: for each slot the rows (V,) float32 of normalised log q that its block was drawn from.
-        log_q: (S, K) float64, of the drafted tokens.
-        guesses: (S, K+1, M) int64, the likeliest tokens of each position of the block, and of the one behind it.
+        heat: (S,) float64, the temperature that the block was drawn at.
+        guesses: most guesses of one position.
     """
 
     def __init__(self, model: LanguageModel, setup: Setup) -> None:
@@ -52,13 +52,13 @@ class Texts:
         self.spec = Draft(model, setup.block, strictness=1.0, top_k=setup.top_k, top_p=setup.top_p)
         self.is_eos = torch.zeros(setup.size, dtype=torch.bool)
         self.is_eos[sorted(setup.eos)] = True
-        S, M = len(self.slots.length), min(GUESSES, self.B + 2, setup.size)
+        self.guesses = min(GUESSES, self.B + 2, setup.size)
+        S = len(self.slots.length)
         self.base = torch.zeros(S, dtype=torch.int64)
         self.ended = torch.zeros(S, dtype=torch.bool)
-        self.log_q = torch.zeros(S, setup.block, dtype=torch.float64)
-        self.guesses = torch.zeros(S, setup.block + 1, M, dtype=torch.int64)
-        self.laws: list[list[Tensor]] = [[] for _ in range(S)]
+        self.heat = torch.ones(S, dtype=torch.float64)
         self.prompts: list[list[int]] = [[] for _ in range(setup.lanes)]
+        self._written: list[tuple[_Written, int] | None] = [None] * S  # where each block's logits are, and which row
 
     def trunk(self, slot: Tensor) -> Tensor:
         """Where the particles ``slot`` (n,) of the target's side stand here."""
@@ -67,6 +67,11 @@ class Texts:
     def count(self, slots: Tensor) -> Tensor:
         """Tokens in the blocks of some slots: (n,) int64."""
         return self.slots.length[slots] - self.base[slots]
+
+    def blocks(self, slots: Tensor, width: int | None = None) -> Tensor:
+        """The tokens of the blocks of some slots (n,), and whatever lies behind: (n, K) int64, or as wide as asked."""
+        place = self.base[slots][:, None] + torch.arange(width or self.setup.block)
+        return self.slots.tokens[slots[:, None], place.clamp_(max=self.slots.tokens.shape[1] - 1)]
 
     # ---- lanes
 
@@ -89,8 +94,7 @@ class Texts:
     def close(self, lanes: Tensor) -> None:
         """Forget lanes (n,)."""
         self.slots.close(lanes)
-        for slot in self.slots.of(lanes).tolist():
-            self.laws[slot] = []
+        self._forget(self.slots.of(lanes))
 
     def text(self, slot: int) -> list[int]:
         """Prompt and own tokens of a slot."""
@@ -117,12 +121,13 @@ class Texts:
         slots.table.select(ancestors, keep)
         slots.tokens[trunks] = slots.tokens[origins]
         slots.length[trunks], slots.cached[trunks] = end, cached
-        for array in (self.base, self.ended, self.log_q, self.guesses):
+        for array in (self.base, self.ended, self.heat):
             array[trunks] = array[origins]
-        for trunk, laws in zip(trunks.tolist(), [self.laws[i] for i in origins.tolist()], strict=True):
-            self.laws[trunk] = laws
-        missed = trunks[cut]
-        self._begin(missed, tokens[cut])
+        written = [self._written[i] for i in origins.tolist()]
+        for trunk, whose in zip(trunks.tolist(), written, strict=True):
+            self._written[trunk] = whose
+        if bool(cut.any()):
+            self._begin(trunks[cut], tokens[cut])
 
     def branch(self, branches: Tensor, trunks: Tensor, kept: Tensor, tokens: Tensor) -> None:
         """Each branch becomes its trunk's text up to ``kept`` of its block, and one token more: (n,) int64 each."""
@@ -140,17 +145,20 @@ class Texts:
     def prune(self, trunks: Tensor) -> None:
         """Give back the pages of all branches of some trunks."""
         branches = (trunks[:, None] + torch.arange(1, 1 + self.B)).flatten()
+        branches = branches[self.slots.table.used[branches] > 0]
         self.slots.release(branches)
-        for branch in branches.tolist():
-            self.laws[branch] = []
+        self._forget(branches)
+
+    def _forget(self, slots: Tensor) -> None:
+        for slot in slots.tolist():
+            self._written[slot] = None
 
     def _begin(self, slots: Tensor, tokens: Tensor) -> None:
         """Write one token and begin an empty block behind it."""
-        self.slots.write(slots, tokens[:, None], torch.ones_like(slots))
+        self.slots.put(slots, tokens)
         self.base[slots] = self.slots.length[slots]
         self.ended[slots] = self.slots.room(slots) == 0
-        for slot in slots.tolist():
-            self.laws[slot] = []
+        self._forget(slots)
 
     # ---- passes
 
@@ -163,31 +171,98 @@ class Texts:
             share: C of σ_{F,C}.
             wanted: asked before each pass: the slots still worth drafting, or None for all.
         """
-        for k in range(self.setup.block):
-            going = ~self.ended[slots] & (self.slots.length[slots] == self.base[slots] + k)
+        s, K = self.slots, self.setup.block
+        if bool(self.ended[slots].any()):
+            slots, temperature = slots[~self.ended[slots]], temperature[~self.ended[slots]]
+        if not len(slots):
+            return
+        room, lag = s.room(slots), s.length[slots] - s.cached[slots]
+        s.make_room(slots, s.length[slots] + room.clamp(max=K) - 1)
+        u = s.uniform(slots[:, None], torch.arange(K), Stream.DRAFT)
+        every = torch.arange(len(slots))
+        going = Going(every, Company.of(s, slots), temperature, u, room, whole=True)
+        tokens, count = torch.zeros(len(slots), K, dtype=torch.int64), torch.zeros_like(slots)
+        written = _Written([], torch.zeros(len(slots), K, dtype=torch.int64), share)
+        for k in range(K):
             if (still := wanted()) is not None:
-                going &= torch.isin(slots, still)
-            slots, temperature = slots[going], temperature[going]
-            if not len(slots):
-                return
-            logits, _ = self.read(slots)
-            self._token(slots, k, logits, temperature, share)
+                going = going.some(torch.isin(going.company.slots, still).nonzero()[:, 0])
+            if not len(going.rows):
+                break
+            company = going.company
+            feed = company.behind(tokens[going.at, :k]) if k else company.unread(s.tokens, lag[going.at])
+            logits = self._pass(*feed)
+            written.logits.append(logits)
+            written.row[going.at, k] = every[: len(logits)]
+            drawn, norm = draw(self._weights(logits, going.heat, share), going.u[:, k])
+            check_numbers(norm, self.model.name)
+            tokens[going.at, k] = drawn
+            count[going.at] = k + 1
+            stops = self.is_eos[drawn] | (going.room == k + 1)
+            if k + 1 < K and bool(stops.any()):
+                going = going.some((~stops).nonzero()[:, 0])
+        self._keep(slots, tokens, count, room, temperature, written)
 
-    def _token(self, slots: Tensor, k: int, logits: Tensor, temperature: Tensor, share: float) -> None:
-        self.guesses[slots, k] = logits.topk(self.guesses.shape[-1]).indices
-        law = downweight(self.law(logits, temperature), self.guesses[slots, k, : self.width], share)
-        tokens, norm = reference.draw(law, self.slots.uniform(slots, k, Stream.DRAFT))
-        check_numbers(norm, self.model.name)
-        self.log_q[slots, k] = law.gather(-1, tokens[:, None])[:, 0].double() - norm
-        self.slots.write(slots, tokens[:, None], torch.ones_like(slots))
-        self.ended[slots] = self.is_eos[tokens] | (self.slots.room(slots) == 0)
-        for slot, row in zip(slots.tolist(), (law - norm[:, None].float()).unbind(), strict=True):
-            self.laws[slot].append(row)
+    def _keep(
+        self, slots: Tensor, tokens: Tensor, count: Tensor, room: Tensor, temperature: Tensor, written: "_Written"
+    ) -> None:
+        """Put drafted blocks behind their slots; the draft has read all but the last token of each."""
+        s = self.slots
+        s.write(slots, tokens, count)
+        s.cached[slots] = torch.where(count > 0, s.length[slots] - 1, s.cached[slots])
+        last = tokens.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0]
+        self.ended[slots] = (room == count) | (self.is_eos[last] & (count > 0))
+        self.heat[slots] = temperature
+        for i, slot in enumerate(slots.tolist()):
+            self._written[slot] = (written, i)
+
+    def logits(self, trunks: Tensor) -> tuple[Tensor, list[float]]:
+        """What the tokens of the blocks of some trunks (n,) were drawn from: (R, V) float32 block by block, and C."""
+        rows, shares = [], []
+        for trunk, count in zip(trunks.tolist(), self.count(trunks).tolist(), strict=True):
+            found = self._written[trunk]
+            if found is not None:
+                written, i = found
+                rows += [written.logits[k][row] for k, row in enumerate(written.row[i, :count].tolist())]
+                shares += [written.share] * count
+        return torch.stack(rows) if rows else torch.empty(0, self.setup.size, device=self.model.layout.device), shares
+
+    def laws(self, trunks: Tensor, logits: Tensor, shares: list[float]) -> tuple[Tensor, Tensor]:
+        """The laws that the tokens of some blocks were drawn from.
+
+        Args:
+            trunks: (n,) int64, whose blocks the draft wrote.
+            logits: (R, V) float32, of :meth:`logits`.
+            shares: C of each row.
+
+        Returns:
+            normalised log q (R, V) float32, and log q of the tokens (R,) float64; both on the host.
+        """
+        if not shares:
+            return logits.cpu(), torch.empty(0, dtype=torch.float64)
+        count = self.count(trunks)
+        owner = torch.arange(len(trunks)).repeat_interleave(count)
+        place = (self.slots.length[trunks] - count.cumsum(0))[owner] + torch.arange(len(owner))
+        heat, kinds = self.heat[trunks][owner], set(shares)
+        if len(kinds) == 1:
+            law = self._weights(logits, heat, *kinds)
+        else:
+            law, share = torch.empty_like(logits), torch.tensor(shares, dtype=torch.float64)
+            for C in kinds:
+                rows = (share == C).nonzero()[:, 0]
+                law[rows] = self._weights(logits[rows], heat[rows], C)
+        norm = log_norm(law)
+        log_q = log_weight(law, self.slots.tokens[trunks[owner], place]) - norm
+        return (law - norm[:, None].float().to(law.device)).cpu(), log_q
+
+    def _weights(self, logits: Tensor, heat: Tensor, share: float) -> Tensor:
+        """Log-weights of σ_{F,C} (n, V) at some temperatures (n,)."""
+        law = self.law(logits, heat)
+        return law if share == 1 else downweight(law, logits.topk(self.width).indices, share)
 
     @property
     def width(self) -> int:
         """Tokens that σ down-weights: an even share of the budget, and one for the token that is refused."""
-        return min(-(-self.B // (self.setup.block + 1)) + 1, self.guesses.shape[-1], self.setup.size - 1)
+        return min(-(-self.B // (self.setup.block + 1)) + 1, self.guesses, self.setup.size - 1)
 
     def law(self, logits: Tensor, temperature: Tensor) -> Tensor:
         """The draft's log-weights: (n, V) float32 logits, (n,) float64 → (n, V) float32."""
@@ -211,20 +286,27 @@ class Texts:
         """
         s = self.slots
         fresh = s.length[slots] - s.cached[slots]
-        owner = torch.arange(len(slots)).repeat_interleave(fresh)
-        place = s.cached[slots][owner] + torch.arange(len(owner)) - (fresh.cumsum(0) - fresh)[owner]
         s.make_room(slots, s.length[slots])
-        batch = s.batch(slots, fresh, s.length[slots])
-        rows = torch.arange(len(owner)) if whole else fresh.cumsum(0) - 1
-        logits = self._pass(s.tokens[slots[owner], place], s.position(slots[owner], place), batch, rows)
+        feed = Company.of(s, slots).unread(s.tokens, fresh)
+        logits = self._pass(*(feed._replace(rows=torch.arange(len(feed.tokens))) if whole else feed))
         s.cached[slots] = s.length[slots]
         return logits, fresh
 
     def _pass(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor) -> Tensor:
         """Logits at ``rows``, cut or padded with −inf to the target's vocabulary."""
-        known = tokens.clamp(max=self.model.vocabulary.size - 1)
-        logits = self.model(known, positions, self.model.plan(batch, self.store), rows).cpu()  # for the other process
-        missing = self.setup.size - logits.shape[-1]
+        missing = self.setup.size - self.model.vocabulary.size
+        if missing > 0:
+            tokens = tokens.clamp(max=self.model.vocabulary.size - 1)
+        logits = self.model(tokens, positions, self.model.plan(batch, self.store), rows)
         if missing > 0:
             return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
         return logits[:, : self.setup.size]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Written:
+    """The logits that the blocks of some slots were drawn from."""
+
+    logits: list[Tensor]  # per place: (m, V) float32, of the rows drafted there
+    row: Tensor  # (n, K) int64, which of those is a slot's
+    share: float  # C
