@@ -137,6 +137,8 @@ def _prompt(options: argparse.Namespace) -> PromptLike:
 
 def serve(options: argparse.Namespace) -> int:
     """Serve a target to OpenAI's clients."""
+    if options.ray is not None:
+        return _serve_replicas(options)
     try:
         from smcdecode.integrations.server.serving import run
     except ModuleNotFoundError as error:
@@ -153,6 +155,20 @@ def serve(options: argparse.Namespace) -> int:
             host=options.host, port=options.port, api_key=options.api_key, drain=options.drain,
         ),
     )  # fmt: skip
+    return 0
+
+
+def _serve_replicas(options: argparse.Namespace) -> int:
+    try:
+        from smcdecode.integrations.ray.online import run
+    except ModuleNotFoundError as error:
+        raise InvalidOption(f"serve --ray needs {error.name}: install smcdecode[ray]") from error
+    names = (
+        "target", "draft", "name", "block", "strictness", "particles", "api_key", "memory", "lanes", "queue",
+        "max_tokens", "drain", "replicas", "cpus", "gpus",
+    )  # fmt: skip
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    run(given, address=options.ray, host=options.host, port=options.port)
     return 0
 
 
@@ -277,6 +293,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--queue", type=int, help="requests that run or wait; more are turned away with 429")
     add("--max-tokens", type=int, help="of one answer")
     add("--drain", type=int, default=30, help="seconds that answers may take when stopping (default: %(default)s)")
+    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="many replicas: on this machine, or a Ray cluster")
+    add("--replicas", default="1:1", help="with --ray: fewest and most, like 1:4 (default: %(default)s)")
+    add("--cpus", type=float, default=1.0, help="with --ray: cores of one replica (default: %(default)s)")
+    add("--gpus", type=float, default=0.0, help="of one replica (default: %(default)s)")
 
 
 def _add_batch(parser: argparse.ArgumentParser) -> None:

@@ -25,6 +25,7 @@ ORDER = [
 ]
 SERVER, BATCH = ("smcdecode.integrations.server",), "smcdecode.integrations.batch"
 FACADES = ("smcdecode", "smcdecode.__main__")  # they may import every room, and only cli and integrations import them
+REPLICAS = tuple(f"smcdecode.integrations.ray.{name}" for name in ("front", "online", "replica", "router"))
 
 
 def name_of(path):
@@ -69,8 +70,9 @@ def test_no_imports_in_a_circle():
 
 
 def test_what_is_optional_is_imported_where_it_is_used():
-    """Ray and Arrow by no module as it is imported; the server's libraries by its own rooms alone."""
-    optional = {"ray": (), "pyarrow": (), "fastapi": SERVER, "uvicorn": SERVER, "pydantic": (*SERVER, BATCH)}
+    """Arrow by no module as it is imported; Ray and the server's libraries by their own rooms alone."""
+    served = (*SERVER, *REPLICAS)
+    optional = {"ray": REPLICAS, "pyarrow": (), "fastapi": served, "uvicorn": SERVER, "pydantic": (*SERVER, BATCH)}
     for name, file in FILES.items():
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             found = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
