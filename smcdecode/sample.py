@@ -74,7 +74,7 @@ def sample(
         stop: strings that end a text like an EOS: the target is p over sequences cut behind the first token that
             completes one, wherever in tokens it begins and ends. A posterior's ``tokens``, and what potentials read,
             have it; its texts end before it.
-        seed: the same seed gives the same answer, whatever else is in the batch; None draws one (``posterior.seed``).
+        seed: the same seed gives the same answer, whatever else is in the batch; None draws one (``asked.seed`` of it).
         memory: for keys, values and logits: a fraction of the free memory where the target lies, or bytes if above 1.
         page_size: tokens a page of keys and values. 1 never copies anything on resampling.
         progress: show a progress bar; None shows it on a terminal when a run takes longer than two seconds.

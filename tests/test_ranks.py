@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import ranks_job
@@ -13,6 +14,7 @@ from models import tiny
 from test_load import tokenizer
 
 import smcdecode as smc
+from smcdecode.engine.remote import process
 from smcdecode.engine.shards import check_heads
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="ranks talk by gloo")
@@ -94,6 +96,29 @@ def test_drafts_may_be_split_too(job, whole):
     assert first == second
     for name, draft in (("split", q), ("skip", smc.LayerSkip(p, layers=1))):
         assert first[name] == json.loads(json.dumps(ranks_job.drafted(p, draft)))
+
+
+def test_a_draft_beside_the_ranks_is_started_once(monkeypatch):
+    """Rank 0 starts a process, the others take its word for what it holds."""
+    started, told = [], []
+
+    def start(*given):
+        started.append(given)
+        return line, {"name": "q", "vocabulary": p.vocabulary, "context": None, "layout": p.layout}
+
+    p, line = smc.load(tiny("llama")), process._Line(subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1))
+    monkeypatch.setattr(process, "_start", start)
+    monkeypatch.setattr(
+        process, "joined", lambda: mock.Mock(together=lambda work, terms: told.append(work()) or told[0])
+    )
+    with smc.remote("q", parallel=True) as first:
+        monkeypatch.setattr(process, "joined", lambda: mock.Mock(together=lambda work, terms: told[0]))
+        other = smc.remote("q", parallel=True)
+        assert len(started) == 1 and first.alive and not other.alive
+        assert "process of rank 0" in repr(other) and smc.Saguaro(other, block=3).as_smc() is not None
+        other.close()
+        assert first.alive
+    assert not first.alive and line.process.poll() is not None
 
 
 def test_streams_chains_and_seeds_are_the_same_everywhere(job, whole):

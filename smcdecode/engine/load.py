@@ -90,7 +90,7 @@ def _split(
             "parallel=True reads each process's part of a checkpoint, given by name or folder, to the process's own "
             "device: leave device= out, and do not load the model first"
         )
-    ranks = joined(torch.accelerator.current_accelerator() or torch.device("cpu"))
+    ranks = joined()
     if ranks.size == 1:
         return load(source, dtype=dtype, attention=attention, name=name)
     model, tokenizer = _load_checkpoint(source, dtype, None, name, ranks)

@@ -28,20 +28,21 @@ T = TypeVar("T")
 _READY, _ITEM, _END = "ready", "item", "end"
 
 
-def joined(device: torch.device) -> "Ranks":
+def joined() -> "Ranks":
     """The ranks of this process's group, which is made from what torchrun says if there is none.
 
     Raises:
         InvalidOption: nobody says which rank this is.
     """
     if not dist.is_initialized():
+        device = torch.accelerator.current_accelerator(check_available=True)
         try:
-            if device.type != "cpu":
+            if device is not None:
                 torch.accelerator.set_device_index(dist.get_node_local_rank(0))
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            dist.init_process_group("nccl" if device is not None and device.type == "cuda" else "gloo")
         except ValueError as error:
             raise InvalidOption(
-                "parallel=True splits a model over the processes that torchrun starts, and this is none of them: "
+                "parallel=True is for the processes that torchrun starts, and this is none of them: "
                 "torchrun --nproc-per-node 2 script.py"
             ) from error
     return _ranks(dist.group.WORLD)
@@ -228,7 +229,10 @@ class Ranks:
 
     def _agree(self, terms: Mapping[str, object]) -> None:
         """Make sure that all ranks ask for the same."""
-        mine = {name: (hashlib.sha256(repr(value).encode()).digest(), _short(value)) for name, value in terms.items()}
+        mine = {
+            name: (hashlib.sha256(repr(value).encode()).digest(), reprlib.repr(value)[:120])
+            for name, value in terms.items()
+        }
         for rank, other in enumerate(self.wire.exchange(mine)):
             for name in mine.keys() | other.keys():
                 (one, here), (two, there) = (held.get(name, (b"", "not asked for")) for held in (mine, other))
@@ -237,10 +241,6 @@ class Ranks:
                         f"the ranks of one model must make the same calls, but {name} is {here} on rank {self.rank} "
                         f"and {there} on rank {rank}"
                     )
-
-
-def _short(value: object) -> str:
-    return reprlib.repr(value)[:120]
 
 
 def _sendable(error: BaseException) -> BaseException:

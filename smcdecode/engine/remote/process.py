@@ -21,6 +21,7 @@ from torch import Tensor
 
 from smcdecode.engine.cache import KVStore, Layout
 from smcdecode.engine.load import Source
+from smcdecode.engine.ranks import joined
 from smcdecode.engine.remote.channel import Broken, Channel, Rendezvous
 from smcdecode.engine.remote.messages import CONTROL_WORDS, Kind, Setup
 from smcdecode.errors import DraftProcessError, InvalidOption
@@ -57,27 +58,27 @@ class RemoteModel:
 
     elsewhere = True  # it has no passes here
 
-    def __init__(self, line: _Line, described: dict[str, Any], patience: float) -> None:
+    def __init__(self, line: _Line | None, described: dict[str, Any], patience: float) -> None:
         self._line, self.patience = line, patience
-        self._end = weakref.finalize(self, line.end)
+        self._end = weakref.finalize(self, bool if line is None else line.end)
         self.name: str = described["name"]
         self.vocabulary: Vocabulary = described["vocabulary"]
         self.context: int | None = described["context"]
         self.layout: Layout = described["layout"]
 
     def __repr__(self) -> str:
-        state = f"process {self.pid}" if self.alive else "closed"
+        state = f"process {self.pid}" if self.alive else "closed" if self._line else "a process of rank 0"
         return f"RemoteModel({self.name!r}, {state})"
 
     @property
     def pid(self) -> int:
-        """The process."""
-        return self._line.process.pid
+        """The process; −1 where another rank has it."""
+        return -1 if self._line is None else self._line.process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the process can be asked."""
-        return self._end.alive and self._line.process.poll() is None
+        """Whether the process can be asked, from here."""
+        return self._line is not None and self._end.alive and self._line.process.poll() is None
 
     def close(self) -> None:
         """End the process; nothing of it is left."""
@@ -130,7 +131,7 @@ class RemoteModel:
 
     @property
     def _channel(self) -> Channel:
-        if self._line.channel is None:
+        if self._line is None or self._line.channel is None:
             raise Broken("the process was closed")
         return self._line.channel
 
@@ -144,6 +145,7 @@ def remote(
     batch_invariant: bool = True,
     threads: int | None = None,
     patience: float = 60.0,
+    parallel: bool = False,
 ) -> RemoteModel:
     """Start a process that holds a draft model, for :class:`Saguaro` and ``SMC(…, overlap=True)``.
 
@@ -159,11 +161,34 @@ def remote(
         threads: of the process; None leaves torch's choice.
         patience: seconds without an answer after which the process is given up: it is ended, and decoding goes on
             without it. More than its longest prompt takes.
+        parallel: start one process for all that torchrun started, beside their rank 0; for a target that is split over
+            them by ``load(…, parallel=True)``.
 
     Raises:
-        InvalidOption: ``patience`` or ``threads`` means nothing, or the source cannot be sent.
+        InvalidOption: ``patience`` or ``threads`` means nothing, the source cannot be sent, or there are no ranks.
         DraftProcessError: the model could not be loaded there; says why.
     """
+    options = {"dtype": dtype, "device": device, "name": name, "batch_invariant": batch_invariant}
+    if not parallel:
+        line, report = _start(source, options, threads, patience)
+        return RemoteModel(line, report, patience)
+    held: list[_Line] = []
+
+    def start() -> dict[str, Any]:
+        line, report = _start(source, options, threads, patience)
+        held.append(line)
+        return report
+
+    report = joined().together(
+        start, {"draft": str(source) if isinstance(source, (str, Path)) else type(source), **options}
+    )
+    return RemoteModel(held[0] if held else None, report, patience)
+
+
+def _start(
+    source: Source | Any, options: dict[str, Any], threads: int | None, patience: float
+) -> tuple[_Line, dict[str, Any]]:
+    """A process, and what it says of its model."""
     if not patience > 0:
         raise InvalidOption(f"patience must be a number of seconds > 0; got {patience!r}")
     if threads is not None and (not isinstance(threads, int) or threads < 1):
@@ -171,8 +196,7 @@ def remote(
     rendezvous = Rendezvous(patience)
     order = {
         "port": rendezvous.port, "seconds": patience, "threads": threads,
-        "source": _sent(source),
-        "options": {"dtype": dtype, "device": device, "name": name, "batch_invariant": batch_invariant},
+        "source": _sent(source), "options": options,
     }  # fmt: skip
     line = _Line(
         subprocess.Popen(
@@ -185,7 +209,7 @@ def remote(
     except BaseException:
         line.end()
         raise
-    return RemoteModel(line, report, patience)
+    return line, report
 
 
 def _sent(source: Any) -> bytes:
