@@ -159,6 +159,10 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _serve_replicas(options: argparse.Namespace) -> int:
+    if options.parallel:
+        raise InvalidOption(
+            "--parallel splits one model over torchrun's processes, and --ray gives each replica a whole one"
+        )
     try:
         from smcdecode.integrations.ray.online import run
     except ModuleNotFoundError as error:

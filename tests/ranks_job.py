@@ -126,6 +126,10 @@ def refusals(folder, rank):
     found["heard"] = len(heard)
     found["after"] = smc.sample(p, [2], seed=1, **short).tokens
     wire = Wire()
+    long = list(range(50_000))
+    if rank == 0:
+        wire.send(long)
+    found["long"] = rank == 0 or wire.receive() == long
     wire.patience = 0.3
     if rank:
         time.sleep(0.8)

@@ -192,6 +192,11 @@ def test_serve_without_its_extra_names_it(monkeypatch, capsys):
     assert "install smcdecode[serve]" in capsys.readouterr().err
 
 
+def test_replicas_are_not_split(capsys):
+    assert run("serve --target p --parallel --ray") == cli.FAILED
+    assert "--ray gives each replica a whole one" in capsys.readouterr().err
+
+
 def test_the_package_is_a_command():
     found = subprocess.run([sys.executable, "-m", "smcdecode", "--help"], capture_output=True, text=True, check=True)
     assert "generate" in found.stdout and "serve" in found.stdout

@@ -147,6 +147,7 @@ def test_errors_of_a_run_are_raised_on_every_rank_and_potentials_asked_on_one(jo
     assert first["potential"] == second["potential"]
     assert first["potential"].startswith("PotentialError: potential 'touchy' raised ValueError: enough")
     assert (first["heard"], second["heard"]) == (4, 0)
+    assert first["long"] and second["long"], "messages of any length arrive"
     assert first["empty"].startswith("PromptError") and second["empty"].startswith("PromptError")
 
 

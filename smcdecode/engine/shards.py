@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -161,7 +162,7 @@ class _Store(KVStore):
 
 
 class _Array(NamedTuple):
-    """A tensor as it travels."""
+    """A tensor as it travels: whole numbers in 32 bits, which ids, positions and pages fit."""
 
     numbers: NDArray[Any]
     placed: bool  # it lay on a device, not on the host
@@ -170,7 +171,8 @@ class _Array(NamedTuple):
 def _packed(x: Any) -> Any:
     """Tensors, and tuples of them, as arrays, which pickle takes quickly; anything else as it is."""
     if isinstance(x, Tensor):
-        return _Array(x.cpu().numpy(), x.device.type != "cpu")
+        numbers = x.cpu().numpy()
+        return _Array(numbers.astype(np.int32) if x.dtype == torch.int64 else numbers, x.device.type != "cpu")
     return tuple(map(_packed, x)) if isinstance(x, tuple) else x
 
 
@@ -178,5 +180,6 @@ def _unpacked(x: Any, device: torch.device) -> Any:
     """What :func:`_packed` took, on this rank's device where it was on one."""
     if isinstance(x, _Array):
         tensor = torch.from_numpy(x.numbers)
+        tensor = tensor.long() if tensor.dtype == torch.int32 else tensor
         return tensor.to(device) if x.placed else tensor
     return tuple(_unpacked(part, device) for part in x) if isinstance(x, tuple) else x
