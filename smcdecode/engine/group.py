@@ -1,8 +1,8 @@
 """Requests of one method, cycle by cycle: lanes of one engine. Knows lanes and what they went through; no queue."""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from smcdecode.infer.variance import rebased
 
 __all__ = ["Cycle", "Group", "Outcome"]
 
+_AT_ONCE = 64  # cycles that are told of together
 _PREFILL_TOKENS = 512  # prompts are read together up to this many tokens a pass
 
 
@@ -59,6 +60,15 @@ class Outcome:
     deaths: list[Death]
 
 
+class _Seen(NamedTuple):
+    """A cycle of all lanes as it was, to be told of when somebody asks."""
+
+    step: Step
+    longest: Tensor  # (G,) int64, tokens of each lane's longest particle
+    counts: Tensor  # (G, N) int64, tokens that each particle wrote since its ancestor's last cycle
+    written: Tensor  # (G, N, W) int64, those tokens; only the first so many mean something
+
+
 class Group:
     """Requests that share a method, all in one batch; a ParticleSystem for :func:`smcdecode.infer.smc.run`.
 
@@ -73,9 +83,10 @@ class Group:
         self._answers = 1 if isinstance(decoder, MultiDraft) else self._N  # the chains of a lane end as one text
         self._lane: list[Request | None] = [None] * lanes
         self._cycles: list[list[Cycle]] = [[] for _ in range(lanes)]
+        self._seen: list[list[_Seen]] = [[] for _ in range(lanes)]  # cycles behind those
         self._placed: list[tuple[int, Request]] = []  # begin with the next cycle
         self._told = torch.zeros_like(self.engine.slots.length)  # own tokens of each slot that cycles have told of
-        self._news: list[tuple[list[int], list[int]]] = []  # counts and tokens of this cycle, a pair a lane
+        self._news = (self._told, self._told)  # counts and tokens of this cycle, see _Seen
         self._steps = run(self, SCHEMES[method.resampling], method.threshold, method.population)
 
     # ---- requests
@@ -90,7 +101,7 @@ class Group:
         if None not in self._lane:
             return False
         lane = self._lane.index(None)
-        self._lane[lane], self._cycles[lane] = request, []
+        self._lane[lane], self._cycles[lane], self._seen[lane] = request, [], []
         self._placed.append((lane, request))
         return True
 
@@ -115,7 +126,7 @@ class Group:
 
     def latest(self) -> list[Cycle]:
         """The last cycle of every running request."""
-        return [self._cycles[lane][-1] for lane, _ in self._running()]
+        return [self._told_of(lane)[-1] for lane, _ in self._running()]
 
     def settled(self) -> list[tuple[Request, list[int]]]:
         """Every running request and its tokens that are final: those that its living particles share."""
@@ -126,7 +137,8 @@ class Group:
 
     def _running(self) -> list[tuple[int, Request]]:
         """Lanes whose request has been through a cycle."""
-        return [(lane, r) for lane, r in enumerate(self._lane) if r is not None and self._cycles[lane]]
+        begun = (bool(seen or told) for seen, told in zip(self._seen, self._cycles, strict=True))
+        return [(lane, r) for lane, (r, has) in enumerate(zip(self._lane, begun, strict=True)) if r is not None and has]
 
     def stop(self) -> None:
         """Free all lanes, and the engine."""
@@ -138,11 +150,12 @@ class Group:
     def admit(self) -> Tensor | None:
         """Read the prompts of the requests that were placed since the last cycle."""
         fresh = torch.zeros(len(self._lane), dtype=torch.bool)
-        fresh[[lane for lane, _ in self._placed]] = True
-        for batch in _packed(self._placed):
-            self.engine.prefill([lane for lane, _ in batch], [request for _, request in batch])
-        self._placed = []
-        self._told.view(-1, self._N)[fresh] = 0
+        if self._placed:
+            fresh[[lane for lane, _ in self._placed]] = True
+            for batch in _packed(self._placed):
+                self.engine.prefill([lane for lane, _ in batch], [request for _, request in batch])
+            self._placed = []
+            self._told.view(-1, self._N)[fresh] = 0
         return fresh if self.requests else None
 
     def extend(self) -> Tensor:
@@ -171,26 +184,30 @@ class Group:
 
     # ---- bookkeeping
 
-    def _read(self) -> list[tuple[list[int], list[int]]]:
-        """What the particles of each lane wrote since the last cycle: how many tokens each, and all of them."""
+    def _read(self) -> tuple[Tensor, Tensor]:
+        """What the particles of each lane wrote since the last cycle: how many tokens each, and which."""
         slots = self.engine.slots
-        count = (slots.length - self._told).view(-1, self._N)
+        count = slots.length - self._told
+        place = self._told[:, None] + torch.arange(int(count.max()))
+        written = slots.tokens.gather(1, place.clamp_(max=slots.tokens.shape[1] - 1))
+        count = count.view(-1, self._N)
         count[:, self._answers :] = 0
-        every = count.flatten()
-        owner = torch.arange(len(every)).repeat_interleave(every)
-        place = self._told[owner] + torch.arange(len(owner)) - (every.cumsum(0) - every)[owner]
-        written = torch.split(slots.tokens[owner, place], count.sum(-1).tolist())
-        return [(c[: self._answers], w.tolist()) for c, w in zip(count.tolist(), written, strict=True)]
+        return count, written.view(*count.shape, -1)
 
     def _record(self, step: Step) -> None:
-        lanes = step.running.nonzero()[:, 0]
-        columns = (
-            step.ess, step.log_z, step.chi2, step.resampled, _distinct(step.origin),
-            (~torch.isneginf(step.log_w)).sum(-1), step.count, self.engine.slots.length.view(-1, self._N).amax(-1),
-            step.ancestors, step.log_w,
-        )  # fmt: skip
-        for lane, *numbers in zip(lanes.tolist(), *(c[lanes].tolist() for c in columns), strict=True):
-            self._cycles[lane].append(Cycle(*numbers, *self._news[lane]))
+        seen = _Seen(step, self.engine.slots.length.view(-1, self._N).amax(-1), *self._news)
+        for lane, request in enumerate(self._lane):
+            if request is not None:
+                self._seen[lane].append(seen)
+                if len(self._seen[lane]) == _AT_ONCE:
+                    self._told_of(lane)
+
+    def _told_of(self, lane: int) -> list[Cycle]:
+        """All cycles of a lane."""
+        if self._seen[lane]:
+            self._cycles[lane] += _cycles(self._seen[lane], lane)
+            self._seen[lane] = []
+        return self._cycles[lane]
 
     def _close(self, lanes: list[int], step: Step) -> list[Outcome]:
         """What came out of lanes that are done."""
@@ -212,7 +229,7 @@ class Group:
             outcomes.append(
                 Outcome(
                     request, tokens, step.log_w[lane, held[lane]], slots.log_p[here], float(step.log_z[lane]), origin,
-                    r, self._cycles[lane], self.engine.deaths[lane],
+                    r, self._told_of(lane), self.engine.deaths[lane],
                 )
             )  # fmt: skip
         return outcomes
@@ -234,8 +251,29 @@ def _engine(decoder: Method, method: SMC, stores: Stores, **options: Any) -> Par
     return ParticleEngine(method, stores, **options)
 
 
+def _cycles(seen: list[_Seen], lane: int) -> list[Cycle]:
+    """What some cycles did in one lane."""
+
+    def column(values: Iterable[Tensor]) -> Tensor:
+        return torch.stack(tuple(values))[:, lane]
+
+    steps = [each.step for each in seen]
+    log_w, counts = column(s.log_w for s in steps), column(each.counts for each in seen).tolist()
+    written = [
+        [token for row, n in zip(each.written[lane].tolist(), own, strict=True) for token in row[:n]]
+        for each, own in zip(seen, counts, strict=True)
+    ]
+    columns = (
+        column(s.ess for s in steps), column(s.log_z for s in steps), column(s.chi2 for s in steps),
+        column(s.resampled for s in steps), _distinct(column(s.origin for s in steps)),
+        (~torch.isneginf(log_w)).sum(-1), column(s.count for s in steps), column(each.longest for each in seen),
+        column(s.ancestors for s in steps), log_w,
+    )  # fmt: skip
+    return [Cycle(*row) for row in zip(*(c.tolist() for c in columns), counts, written, strict=True)]
+
+
 def _distinct(x: Tensor) -> Tensor:
-    """How many different values each row has, -1 not counted: (G, N) int64 → (G,) int64."""
+    """How many different values each row has, -1 not counted: (T, N) int64 → (T,) int64."""
     return (x.sort(-1).values.diff() != 0).sum(-1) + 1 - (x < 0).any(-1).long()
 
 

@@ -53,9 +53,10 @@ class Judge:
         )  # fmt: skip
         if block.tokens.shape[1]:
             self._drafted(block, verdict, log_z, slant.alpha)
-        verdict.bonus = (~verdict.refused & ~block.ended).nonzero()[:, 0]
-        at = row[verdict.bonus, block.count[verdict.bonus]]
-        verdict.log_w[verdict.bonus, block.count[verdict.bonus]] = log_z[at]  # (5)
+        verdict.bonus = (~(verdict.refused | block.ended)).nonzero()[:, 0]
+        behind = block.count[verdict.bonus]
+        at = row[verdict.bonus, behind]
+        verdict.log_w[verdict.bonus, behind] = log_z[at]  # (5)
         verdict.bonus_law = law[at]
         return verdict
 
@@ -93,11 +94,12 @@ class Judge:
             ratio, refuse = self._strict(block, verdict.law, at, z, i, k)
         else:
             ratio, refuse = self._log_pa(verdict, at, block.tokens[i, k]) - z - block.log_q[i, k], barren
-        stops = torch.zeros(block.tokens.shape, dtype=torch.int64).index_put_((i, k), refuse.long())
-        standing = (stops.cumsum(1) - stops == 0)[i, k]  # nothing before it was refused
-        i, k, at, ratio, refuse, barren, z = (x[standing] for x in (i, k, at, ratio, refuse, barren, z))
+        if bool(refuse.any()):
+            stops = torch.zeros(block.tokens.shape, dtype=torch.int64).index_put_((i, k), refuse.long())
+            verdict.refused = stops.any(1)
+            standing = (stops.cumsum(1) - stops == 0)[i, k]  # nothing before it was refused
+            i, k, at, ratio, refuse, barren, z = (x[standing] for x in (i, k, at, ratio, refuse, barren, z))
         verdict.log_w[i, k] = torch.where(barren, -torch.inf, ratio + z)
-        verdict.refused = stops.any(1)
         verdict.kept.index_add_(0, i, (~barren).long())
         log_pa = self._log_pa(verdict, at, block.tokens[i, k])
         verdict.log_p.index_add_(0, i, (log_pa / alpha[i]).masked_fill(barren, 0.0))
@@ -130,8 +132,8 @@ class Judge:
         pairs = _Pairs(block, law, at, z.masked_fill(barren, 0.0), strictness, i, k)
         accepted, ratio = pairs.compare(tokens)
         refuse = (u >= accepted) | barren
-        again = _firsts(refuse, i)
-        again = again[~barren[again]]
+        again = _firsts(refuse, i) if bool(refuse.any()) else i[:0]
+        again = again[~barren[again]] if len(again) else again
         if len(again):
             u = self.slots.uniform(slots[i[again]], k[again], Stream.REDRAW)
             block.tokens[i[again], k[again]], ratio[again] = pairs.redraw(again, tokens[again], u)
@@ -166,15 +168,18 @@ class _Pairs:
         assert block.laws is not None
         self.laws, self.columns, self.law = block.laws, block.columns, law
         self.at, self.z, self.strictness, self.i, self.k = at, z, strictness, i, k
+        self.exact = bool((strictness == 1).all())  # no token emitted has a weight
 
     def compare(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The chance that each token (m,) stands, and log r − log e if it does: (m,) float64 each."""
-        found = []
+        found: list[Tensor] = []
+        ratio = torch.zeros_like(self.strictness)
         for part in torch.split(torch.arange(len(tokens)), reference.together(self.law, len(tokens))):
             both, near = self._overlap(part), self._place(part, tokens[part]).to(self.law.device)
-            found.append(torch.stack([both.acceptance(near), both.log_ratio(near)]).cpu())
-        chances, ratio = torch.cat(found, 1)
-        return chances, ratio
+            found.append(both.acceptance(near).cpu())
+            if not self.exact:
+                ratio[part] = both.log_ratio(near).cpu()
+        return torch.cat(found), ratio
 
     def redraw(self, some: Tensor, tokens: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """What stands instead of some refused tokens (l,), and log r − log e of it: int64 and float64."""
@@ -182,7 +187,8 @@ class _Pairs:
         drawn, norm = draw(both.redraw_log_weights(torch.arange(len(some))), u)
         place = torch.where(torch.isneginf(norm), place, drawn)  # r = q up to rounding: it stands
         emitted = place if self.columns is None else self.columns[self.i[some], self.k[some], place]
-        return emitted, both.log_ratio(place.to(self.law.device)).cpu()
+        ratio = torch.zeros_like(u) if self.exact else both.log_ratio(place.to(self.law.device)).cpu()
+        return emitted, ratio
 
     def _overlap(self, some: Tensor) -> Overlap:
         """Both laws of some of the tokens, over the draft's columns."""

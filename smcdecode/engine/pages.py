@@ -126,15 +126,16 @@ class BlockTable:
 
     def grow(self, slots: Tensor, pages: Tensor) -> None:
         """Take pages until each of ``slots`` (n,) holds at least ``pages`` (n,) of them."""
-        extra = (pages - self.used[slots]).clamp(min=0)
-        total = int(extra.sum())
+        used = self.used[slots]
+        extra = (pages - used).clamp_(min=0)
+        end = extra.cumsum(0)
+        total = int(end[-1]) if len(end) else 0
         if not total:
             return
-        taken = self.pool.take(total)
-        offset = torch.arange(total) - (extra.cumsum(0) - extra).repeat_interleave(extra)
-        column = self.used[slots].repeat_interleave(extra) + offset
-        self.rows[slots.repeat_interleave(extra), column] = taken
-        self.used[slots] += extra
+        owner = torch.arange(len(slots)).repeat_interleave(extra)
+        used += extra
+        self.rows[slots[owner], (used - end)[owner] + torch.arange(total)] = self.pool.take(total)
+        self.used[slots] = used
 
     def select(self, ancestors: Tensor, keep: Tensor) -> None:
         """Row i becomes a copy of the first ``keep[i]`` pages of row ``ancestors[i]``; rows with a_i = i stay whole.

@@ -88,24 +88,29 @@ class ParticleEngine:
     def extend(self) -> Tensor:
         """Draft, judge and weigh one block in every slot that can write: (S,) float64 increments of log w, (2)–(5)."""
         slots = self.slots
-        increments = self._bridge(slots.cycle - 1, slots.cycle)
+        increments = torch.zeros_like(slots.log_p)
+        if self.method.bridge:
+            increments += self._bridge(slots.cycle - 1, slots.cycle)
         writing = (~slots.finished & (slots.length > 0)).nonzero()[:, 0]
         laws = [self._first_law(increments)] if self._first else [self.bonus_law[:0]]
         if len(writing):
             laws.append(self._write_block(writing, increments, len(laws[0])))
         self.bonus_law = torch.cat(laws) if len(laws) > 1 else laws[0]
         self._bury(increments, "weight zero under the target's law and the masks")
-        with self.stats.clock("potentials"):
-            self._draw_checked(increments)
-            increments += self._weigh()
+        if bool(self.twist.weighed.any()):
+            with self.stats.clock("potentials"):
+                self._draw_checked(increments)
+                increments += self._weigh()
         increments += slots.settle()
-        increments += self._finish_bridge()
+        if self.method.bridge:
+            increments += self._finish_bridge()
         return increments
 
     def _write_block(self, writing: Tensor, increments: Tensor, offset: int) -> Tensor:
         """One block in every slot of ``writing``; returns the laws of the bonus tokens, rows ``offset`` on."""
         slots = self.slots
-        self._show(writing[self.twist.masked[writing]])
+        if bool(self.twist.masked.any()):
+            self._show(writing[self.twist.masked[writing]])
         with self.stats.clock("draft"):
             block = self.drafter.write(writing)
         with self.stats.clock("score"):
@@ -115,14 +120,17 @@ class ParticleEngine:
         slots.log_p[writing] += verdict.log_p
         self.tuner.learn(writing, verdict)
         slots.write(writing, block.tokens, verdict.kept)
-        slots.cached[writing] = slots.length[writing] - verdict.refused.long()
-        slots.lag[writing] = torch.where(verdict.refused | (block.count == 0), 1, 2)
+        slots.cached[writing] = block.company.length + verdict.kept - verdict.refused.long()
+        slots.lag[writing] = 2 - (verdict.refused | (block.count == 0)).long()
         slots.next_row[writing[verdict.bonus]] = offset + torch.arange(len(verdict.bonus))
-        self._mark_finished(writing[verdict.kept > 0])
+        if block.tokens.shape[1]:
+            self._mark_finished(writing[verdict.kept > 0])
         return verdict.bonus_law
 
     def _owe(self, writing: Tensor, log_w: Tensor, increments: Tensor) -> None:
         """Weights (n, K+1) of the tokens that some slots are about to write; those of the dead count at once."""
+        if not bool(log_w.any()):
+            return
         total = log_w.sum(-1)
         increments[writing] = torch.where(torch.isneginf(total), total, increments[writing])
         row, k = ((log_w != 0) & ~torch.isneginf(total)[:, None]).nonzero(as_tuple=True)

@@ -57,6 +57,7 @@ class Slots:
         self.log_p = torch.zeros(S, dtype=torch.float64)  # log p of the own tokens
         self.log_psi = torch.zeros(S, dtype=torch.float64)  # log ψ last counted in the weight
         self.owed = torch.zeros(S, max_tokens, dtype=torch.float64)  # log-weight of own tokens, not counted yet
+        self._owing = False  # whether anything was ever owed
         self.next_row = torch.full((S,), -1, dtype=torch.int64)  # which scored row its bonus token is drawn from
         self.table = BlockTable(self.pool, S, -(-max_tokens // page_size))
         self.prefix = [torch.empty(0, dtype=torch.int64)] * lanes  # pages of each lane's prompt
@@ -125,10 +126,10 @@ class Slots:
 
     def write(self, slots: Tensor, tokens: Tensor, count: Tensor) -> None:
         """Append the first ``count[i]`` of ``tokens[i]`` to slot i: (n,), (n, K), (n,) int64."""
-        owner = torch.arange(len(slots)).repeat_interleave(count)
-        place = torch.arange(len(owner)) - (count.cumsum(0) - count)[owner]
-        self.tokens[slots[owner], self.length[slots[owner]] + place] = tokens[owner, place]
-        self.length[slots] += count
+        i, k = (torch.arange(tokens.shape[1]) < count[:, None]).nonzero(as_tuple=True)
+        length = self.length[slots]
+        self.tokens[slots[i], length[i] + k] = tokens[i, k]
+        self.length[slots] = length + count
 
     def put(self, slots: Tensor, tokens: Tensor) -> None:
         """Append one token to each slot: (n,) int64 each, all slots different."""
@@ -137,6 +138,7 @@ class Slots:
 
     def owe(self, slots: Tensor, place: Tensor, log_w: Tensor) -> None:
         """Note weights of own tokens: (n,) int64 slots and places, (n,) float64."""
+        self._owing = True
         self.owed.index_put_((slots, place), log_w, accumulate=True)
 
     def settle(self) -> Tensor:
@@ -145,6 +147,8 @@ class Slots:
         Particles are resampled by weights of equally long beginnings, for a text of more tokens has less probability
         under any target. What they are resampled by changes no law, as long as nothing owed is lost.
         """
+        if not self._owing:
+            return torch.zeros_like(self.log_p)
         reach = torch.where(self.finished, self.owed.shape[1], self.length + (self.next_row >= 0))
         common = reach.view(self.lanes, self.N).amin(-1)[self.lane]
         due = torch.arange(self.owed.shape[1]) < common[:, None]

@@ -87,7 +87,9 @@ def run(
     state: _State | None = None
     while (fresh := system.admit()) is not None:
         increments = system.extend()  # (2)–(5)
-        state = (state or _State.zeros(increments, population)).restart(fresh, population)
+        state = state or _State.zeros(increments, population)
+        if bool(fresh.any()):
+            state = state.restart(fresh, population)
         log_w = state.log_w + increments
         log_mean = weights.log_sum_exp(log_w) - state.count.double().log()
         ess = weights.ess(log_w)
@@ -162,6 +164,8 @@ class _State:
         self, log_w: Tensor, log_mean: Tensor, resampled: Tensor, ancestors: Tensor, worth: Tensor, done: Tensor
     ) -> "_State":
         """The state behind a cycle: a resampling moves the mean weight into log Ẑ and evens the weights."""
+        if not bool(resampled.any()):
+            return dataclasses.replace(self, running=self.running & ~done, log_w=log_w)
         idle = ancestors < 0
         even = torch.zeros_like(log_w).masked_fill(idle, -torch.inf)
         return _State(
