@@ -16,8 +16,8 @@ from test_model_families import PAGE, prefill, reference
 from test_negative_controls import scale_log_q
 
 import smcdecode as smc
-from smcdecode.engine.guessing import recurrences
 from smcdecode.engine.layers import keep_layers
+from smcdecode.infer.lookup import recurrences
 from smcdecode.infer.resampling import SCHEMES
 
 REPETITIVE = (0, 1, 2, 1, 0, 2, 1, 2, *PROMPT)  # p looks at the last token only, so the answers are those of PROMPT

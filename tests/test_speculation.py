@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smcdecode.infer.lookup import continuation
 from smcdecode.infer.saguaro import downweight, foreseen
 from smcdecode.infer.speculation import batch_speedup, crossover, emitted, gain_bounds, speculative_speedup
 
@@ -91,14 +90,3 @@ def test_refusals_become_more_foreseeable_as_c_falls():
     for p, q, top in cases():
         share = foreseen(p, q, top, SHARES)[1][:, 0]
         assert (share.diff() >= -1e-9).all()
-
-
-# ---- lookup
-
-
-def test_lookup_takes_the_longest_and_latest_match():
-    assert continuation([1, 2, 3, 9, 1, 2, 3], 2) == [9, 1]
-    assert continuation([5, 1, 7, 6, 1, 8, 1], 3) == [8, 1]
-    assert continuation([7, 1, 4, 6, 1, 5, 7, 1], 1) == [4]
-    assert continuation([1, 2, 3], 4) == [] and continuation([1], 4) == []
-    assert continuation([3, 3], 4) == [3]

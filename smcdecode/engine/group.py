@@ -190,9 +190,9 @@ class Group:
         count = slots.length - self._told
         place = self._told[:, None] + torch.arange(int(count.max()))
         written = slots.tokens.gather(1, place.clamp_(max=slots.tokens.shape[1] - 1))
-        count = count.view(-1, self._N)
-        count[:, self._answers :] = 0
-        return count, written.view(*count.shape, -1)
+        lanes = len(self._lane)
+        count, written = count.view(lanes, self._N), written.view(lanes, self._N, written.shape[1])
+        return count[:, : self._answers], written[:, : self._answers]
 
     def _record(self, step: Step) -> None:
         seen = _Seen(step, self.engine.slots.length.view(-1, self._N).amax(-1), *self._news)

@@ -2,13 +2,13 @@
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from smcdecode.declare.proposal import Draft, PromptLookup
 from smcdecode.engine.company import Company
 from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Slots
+from smcdecode.infer import lookup
 
 __all__ = ["Guesser", "LookBack", "ModelPass", "guesser_of"]
 
@@ -63,20 +63,4 @@ class LookBack:
     def logits(self, company: Company, drafted: Tensor) -> tuple[Tensor, Tensor]:
         """Log q of the slots whose last tokens stood in their text before."""
         text = self.slots.contexts(company.slots, drafted)
-        found = recurrences(text, self.spec.ngram)
-        count = found.sum(-1)
-        known = (count > 0).nonzero()[:, 0]
-        weights = found[known] * ((1 - self.spec.floor) / count[known])[:, None]
-        law = torch.full((len(known), self.size), self.spec.floor / self.size)
-        return known, law.scatter_add_(1, text[known].clamp(min=0), weights).log_()
-
-
-def recurrences(text: Tensor, ngram: int) -> Tensor:
-    """Where the last ``ngram`` tokens of each row stood just before: (n, L) int64, −1 for none, → (n, L) bool."""
-    length = text.shape[1]
-    found = torch.ones_like(text, dtype=torch.bool)
-    found[:, :ngram] = False
-    for back in range(1, min(ngram, length) + 1):
-        last = text[:, length - back, None]
-        found[:, back:] &= (text[:, : length - back] == last) & (last >= 0)
-    return found
+        return lookup.law(text, self.spec.ngram, self.spec.floor, self.size)

@@ -5,7 +5,6 @@ said so once, and blocks come from the text itself (:mod:`smcdecode.infer.lookup
 is the same, because every block is judged by the law that wrote it.
 """
 
-import math
 import pickle
 import time
 import warnings
@@ -15,15 +14,15 @@ import torch
 from torch import Tensor
 
 from smcdecode.engine.company import Company
-from smcdecode.engine.drafting import Block, Drafter, Stream
-from smcdecode.engine.remote.backup import backup_block
+from smcdecode.engine.drafting import Block, Drafter
+from smcdecode.engine.remote.backup import LOOKUP, backed
 from smcdecode.engine.remote.channel import Broken
 from smcdecode.engine.remote.messages import Answer, Backup, Entries, Kind, Lanes, Setup, bits
 from smcdecode.engine.remote.process import RemoteModel
 from smcdecode.engine.remote.tuning import Tuning
 from smcdecode.engine.request import Request
 from smcdecode.engine.stats import Stats
-from smcdecode.infer.lookup import continuation
+from smcdecode.infer import lookup
 
 __all__ = ["RemoteDrafter"]
 
@@ -52,7 +51,6 @@ class RemoteDrafter(Drafter):
         self.heat, self.stats = heat, stats
         self.source = torch.arange(setup.slots)  # whose last block each slot continues
         self.base = torch.zeros(setup.slots, dtype=torch.int64)  # own tokens before that block
-        self.prompts: list[list[int]] = [[] for _ in range(setup.lanes)]
         self._last: tuple[Answer, Tensor] | None = None  # an answer, and its slots' rows that it drafted for
         self._serial = 0
         self._lost = False
@@ -66,8 +64,6 @@ class RemoteDrafter(Drafter):
         self.base[self.slots.of(index)] = 0
         self.source[self.slots.of(index)] = self.slots.of(index)
         prompts = [torch.tensor(request.prompt.tokens) for request in requests]
-        for lane, request in zip(lanes, requests, strict=True):
-            self.prompts[lane] = list(request.prompt.tokens)
         temperature = self.heat(index * self.slots.N, 1)
         seeds, caps = self.slots.seed[index], self.slots.cap[index]
         payload = Lanes(index, seeds, caps, temperature, prompts).packed()
@@ -96,14 +92,11 @@ class RemoteDrafter(Drafter):
         backup = self.tuning.backup(len(slots))
         answer = self._ask(slots, backup)
         block = Block.empty(Company.of(self.slots, slots), K)
-        if answer is None:
-            if self.alone is not None:
-                self._fill(block, *self._backed(slots, torch.ones_like(slots, dtype=torch.bool), self.alone))
-        else:
-            own = answer.count < 0
-            tokens, count, law = self._backed(slots, own, backup)
-            tokens, count = torch.where(own[:, None], tokens, answer.tokens), torch.where(own, count, answer.count)
-            self._fill(block, tokens, count, law, answer)
+        if answer is not None:
+            self._fill(block, answer, backup)
+        elif self.alone is not None:
+            blocks = backed(self.alone, self.slots, slots, K, self.endings.is_eos)
+            self._set(block, blocks.tokens, blocks.count, blocks.laws)
         self.source[slots], self.base[slots] = slots, self.slots.length[slots]
         return block
 
@@ -181,52 +174,42 @@ class RemoteDrafter(Drafter):
             first = _first_rows(answer)[rows]
             p, q = law[row[rows, 0]].double().softmax(-1), answer.laws[first].double().exp()
             self.tuning.compare(p, q, None if answer.top is None else answer.top[first])
-        slot = int(block.slots[0])
-        guess = continuation(self._text(slot), 1)
-        if guess:
-            self.tuning.looked_up.add(float(law[row[0, 0]].double().softmax(-1)[guess[0]]))
+        known, q = lookup.law(
+            self.slots.contexts(block.slots[:1], block.tokens[:1, :0]), LOOKUP.ngram, LOOKUP.floor, self.setup.size
+        )
+        p = law[row[:1, 0]][known].cpu().double().softmax(-1)
+        self.tuning.looked_up.add(float(torch.minimum(p, q.double().exp()).sum()))
 
-    # ---- blocks from no model
+    # ---- laws
 
-    def _backed(self, slots: Tensor, which: Tensor, kind: Backup) -> tuple[Tensor, Tensor, Backup]:
-        """Blocks of some of the slots by a backup: tokens (n, K), how many (n,), and whose they are."""
-        K = self.setup.block
-        tokens, count = torch.zeros(len(slots), K, dtype=torch.int64), torch.zeros_like(slots)
-        room = self.slots.room(slots).clamp(max=K)
-        for i in which.nonzero()[:, 0].tolist():
-            slot = int(slots[i])
-            u = self.slots.uniform(slots[i : i + 1, None], torch.arange(K), Stream.DRAFT)[0]
-            block = backup_block(kind, self._text(slot), int(room[i]), u, self.endings.is_eos)
-            tokens[i, : len(block)] = torch.tensor(block, dtype=torch.int64)
-            count[i] = len(block)
-        return tokens, count, kind
+    def _fill(self, block: Block, answer: Answer, backup: Backup) -> None:
+        """Put the blocks of an answer in, and where it has none those of the backup."""
+        self._last = answer, (answer.count > 0).nonzero()[:, 0]
+        tokens, count, laws = answer.tokens, answer.count, self._spread(answer)
+        own = (count < 0).nonzero()[:, 0]
+        if len(own):
+            assert laws is not None
+            blocks = backed(backup, self.slots, block.slots[own], self.setup.block, self.endings.is_eos)
+            tokens, count = tokens.index_copy(0, own, blocks.tokens), count.index_copy(0, own, blocks.count)
+            laws[own] = blocks.laws
+        block.log_q = answer.log_q
+        self._set(block, tokens, count, laws)
 
-    def _text(self, slot: int) -> list[int]:
-        """Prompt and own tokens of a slot."""
-        return self.prompts[int(self.slots.lane[slot])] + self.slots.tokens[slot, : self.slots.length[slot]].tolist()
+    def _set(self, block: Block, tokens: Tensor, count: Tensor, laws: Tensor | None) -> None:
+        """Tokens, and the laws they were drawn from, up to the text's end: the draft does not know of stops."""
+        block.tokens, block.laws = tokens, laws
+        block.count, block.ended = self.endings.cut(block.slots, tokens, count)
+        block.ended |= block.count == self.slots.cap[self.slots.lane[block.slots]] - block.company.length
 
-    def _fill(self, block: Block, tokens: Tensor, count: Tensor, kind: Backup, answer: Answer | None = None) -> None:
-        """Put tokens and the laws they were drawn from into a block: the answer's, or else the backup's."""
-        block.tokens = tokens
-        block.count, block.ended = self.endings.cut(block.slots, tokens, count)  # the draft does not know of stops
-        block.ended |= block.count == self.slots.room(block.slots)
-        self._last = None if answer is None else (answer, (answer.count > 0).nonzero()[:, 0])
-        if answer is not None:
-            block.log_q = answer.log_q
-        if answer is None or answer.laws is not None:
-            block.laws = self._laws(tokens, kind, answer)
-
-    def _laws(self, tokens: Tensor, kind: Backup, answer: Answer | None) -> Tensor:
-        """The laws of the tokens (n, K) of a block, (n, K, V) float32 log q: the answer's, or else the backup's."""
-        shape = (*tokens.shape, self.setup.size)
-        if answer is not None and answer.laws is not None and len(answer.laws) == tokens.numel():
+    def _spread(self, answer: Answer) -> Tensor | None:
+        """The laws of an answer, where they were sent, by entry and place: (n, K, V) float32."""
+        if answer.laws is None:
+            return None
+        shape = (*answer.tokens.shape, self.setup.size)
+        if len(answer.laws) == answer.tokens.numel():
             return answer.laws.view(shape)
-        if kind == Backup.UNIFORM:
-            laws = torch.full(shape, -math.log(self.setup.size))
-        else:
-            laws = torch.full(shape, -torch.inf).scatter_(-1, tokens[..., None], 0.0)
-        if answer is not None and answer.laws is not None:
-            laws[torch.arange(tokens.shape[1]) < answer.count[:, None]] = answer.laws
+        laws = torch.zeros(shape)
+        laws[torch.arange(shape[1]) < answer.count[:, None]] = answer.laws
         return laws
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from smcdecode.engine.drafting import Stream
 from smcdecode.engine.draw import draw
 from smcdecode.engine.model import LanguageModel
-from smcdecode.engine.remote.backup import backup_block
+from smcdecode.engine.remote.backup import backed
 from smcdecode.engine.remote.messages import Answer, Backup, Entries, Lanes, Setup
 from smcdecode.engine.remote.texts import Texts
 from smcdecode.infer.fanout import Outcomes
@@ -116,8 +116,8 @@ class Speculator:
         order = (guesses >= 0).cumsum(1) - 1
         place = torch.where(guesses == entries.token[:, None], order, self.texts.guesses).amin(1)
         kept = torch.where(entries.kept == self.texts.count(sources), self.setup.block, entries.kept)
-        for backed, k, at in zip(self.backed[sources].tolist(), kept.tolist(), place.tolist(), strict=True):
-            self.outcomes[backed].observe(k, at)
+        for backup, k, at in zip(self.backed[sources].tolist(), kept.tolist(), place.tolist(), strict=True):
+            self.outcomes[backup].observe(k, at)
 
     def _forget(self, slots: Tensor) -> None:
         """Drop what was prepared for some particles."""
@@ -130,16 +130,9 @@ class Speculator:
 
     def _back_up(self, trunks: Tensor, backup: Backup) -> None:
         """Blocks that need no model; the target's side computes the same."""
-        texts, K = self.texts, self.setup.block
-        room = texts.slots.room(trunks).clamp(max=K).tolist()
-        uniforms = texts.slots.uniform(trunks[:, None], torch.arange(K), Stream.DRAFT)
-        texts.put(
-            trunks,
-            [
-                backup_block(backup, texts.text(trunk), most, u, texts.is_eos)
-                for trunk, most, u in zip(trunks.tolist(), room, uniforms, strict=True)
-            ],
-        )
+        texts = self.texts
+        blocks = backed(backup, texts.slots, trunks, self.setup.block, texts.is_eos)
+        texts.put(trunks, blocks.tokens, blocks.count)
         self.backed[trunks] = True
 
     def _read_off(self, trunks: Tensor, hit: Tensor, share: float, seconds: float) -> Answer:

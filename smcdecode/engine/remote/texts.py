@@ -57,7 +57,6 @@ class Texts:
         self.base = torch.zeros(S, dtype=torch.int64)
         self.ended = torch.zeros(S, dtype=torch.bool)
         self.heat = torch.ones(S, dtype=torch.float64)
-        self.prompts: list[list[int]] = [[] for _ in range(setup.lanes)]
         self._written: list[tuple[_Written, int] | None] = [None] * S  # where each block's logits are, and which row
 
     def trunk(self, slot: Tensor) -> Tensor:
@@ -84,8 +83,6 @@ class Texts:
         [reading] = self.slots.open(lanes.lane, requests, [id(self.model)])
         self.base[self.slots.of(lanes.lane)] = 0
         self.ended[self.slots.of(lanes.lane)] = False
-        for lane, prompt in zip(lanes.lane.tolist(), lanes.prompts, strict=True):
-            self.prompts[lane] = prompt.tolist()
         logits = self._pass(*reading)
         N = self.setup.particles
         trunks = (lanes.lane[:, None] * N + torch.arange(N)).flatten() * (1 + self.B)
@@ -95,10 +92,6 @@ class Texts:
         """Forget lanes (n,)."""
         self.slots.close(lanes)
         self._forget(self.slots.of(lanes))
-
-    def text(self, slot: int) -> list[int]:
-        """Prompt and own tokens of a slot."""
-        return self.prompts[int(self.slots.lane[slot])] + self.slots.tokens[slot, : self.slots.length[slot]].tolist()
 
     # ---- moves
 
@@ -268,13 +261,9 @@ class Texts:
         """The draft's log-weights: (n, V) float32 logits, (n,) float64 → (n, V) float32."""
         return proposal_law(logits, self.spec, temperature, None)
 
-    def put(self, slots: Tensor, blocks: list[list[int]]) -> None:
-        """Write blocks that another law drew behind some slots (n,)."""
-        count = torch.tensor([len(block) for block in blocks])
-        padded = torch.zeros(len(blocks), max(1, int(count.max())), dtype=torch.int64)
-        for row, block in zip(padded, blocks, strict=True):
-            row[: len(block)] = torch.tensor(block, dtype=torch.int64)
-        self.slots.write(slots, padded, count)
+    def put(self, slots: Tensor, tokens: Tensor, count: Tensor) -> None:
+        """Write blocks that another law drew behind some slots: (n,), (n, K), (n,) int64."""
+        self.slots.write(slots, tokens, count)
         self.ended[slots] = (self.slots.room(slots) == 0) | (self.is_eos[self.slots.last(slots)] & (count > 0))
 
     def read(self, slots: Tensor, whole: bool = False) -> tuple[Tensor, Tensor]:
