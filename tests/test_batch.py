@@ -1,11 +1,13 @@
 """Jobs from files to files on one engine: equal to single calls, resumed after anything, faults named and alone."""
 
 import json
+import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +25,8 @@ from smcdecode.integrations.batch.answering import Parts, Room, here
 from smcdecode.integrations.batch.limit import Overdue, limit
 from smcdecode.integrations.batch.rows import rows_of, seed_of
 from smcdecode.integrations.batch.shards import COLUMNS, Shards
+from smcdecode.integrations.server.limits import Limits
+from smcdecode.integrations.server.sandbox import Sandbox
 
 HERE = Path(__file__).parent
 
@@ -375,3 +379,15 @@ def test_extras_are_named_where_they_are_missing(folder, tmp_path, capsys, monke
     monkeypatch.setitem(sys.modules, "smcdecode.integrations.batch.command", None)
     assert run(folder, source, tmp_path / "out") == cli.FAILED
     assert "install smcdecode[batch]" in capsys.readouterr().err
+
+
+def test_a_process_that_judges_for_ever_ends_with_its_engine(p):
+    """What it is a fork of ends with the engine's process, and takes it along, whatever it does."""
+    sandbox = Sandbox(Limits(judging=60.0))
+    sandbox.warm()
+    judge = sandbox.constraint("regex", "(a+)+b").process
+    judge._pipe.send("a" * 40)  # about as many steps as there are nanoseconds in 10 minutes
+    place = Path(f"/proc/{judge._process.pid}")
+    assert place.exists()
+    os.kill(_forkserver._forkserver_pid, signal.SIGKILL)
+    wait(lambda: not place.exists(), 20)

@@ -6,9 +6,11 @@ read in time is refused; a finished text that is not judged in time gets weight 
 """
 
 import contextlib
+import ctypes
 import functools
 import multiprocessing
 import re
+import signal
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -34,6 +36,7 @@ _READERS: dict[str, Callable[[Any], Constraint]] = {
 }
 _RELATIVE = re.compile(r"%import\s*\.")
 _STARTING = 300.0  # seconds until the first process has imported what it needs
+_PR_SET_PDEATHSIG = 1  # of Linux: a signal to this process when its parent ends
 _KEPT = 16  # constraints kept for the next request that has the same
 
 
@@ -161,7 +164,10 @@ def _serve(pipe: Connection, kind: Kind, text: Any, limits: Limits) -> None:
 
 
 def _confine(memory: int) -> None:
-    """Let this process take so many bytes more than it has, where the platform can see to it."""
+    """Let this process take so many bytes more than it has, and not outlive its server, where the platform can.
+
+    It is a fork of a process that ends with the server, however that ends: also in the middle of a judgement.
+    """
     statm = Path("/proc/self/statm")
     if statm.exists():
         import resource
@@ -169,3 +175,4 @@ def _confine(memory: int) -> None:
         most = int(statm.read_text().split()[0]) * resource.getpagesize() + memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
