@@ -16,7 +16,7 @@ from smcdecode.errors import InvalidOption, SMCDecodeError
 from smcdecode.integrations.batch.answering import Answering, Build, Room, refusal
 from smcdecode.integrations.batch.rows import Row
 
-__all__ = ["Cluster", "Worker", "needs_ray", "pool"]
+__all__ = ["Cluster", "Pool", "Worker", "needs_ray", "pool"]
 
 _CHUNK = 512  # most rows that are handed to an engine at once
 _PIECES = 8  # into which the rows of a lost engine are split
@@ -102,7 +102,7 @@ def pool(build: Build, room: Room, cluster: Cluster, rows: Sequence[Row]) -> Ite
     if mine:
         _connect(ray, cluster)
     try:
-        yield from _Pool(ray, build, room, cluster, rows).answers()
+        yield from Pool(ray, build, room, cluster, rows).answers()
     finally:
         if mine:
             ray.shutdown()
@@ -128,7 +128,7 @@ class _Engine:
     begun: bool = False
 
 
-class _Pool:
+class Pool:
     """The engines of one job, and the rows that nobody has yet."""
 
     def __init__(self, ray: Any, build: Build, room: Room, cluster: Cluster, rows: Sequence[Row]) -> None:
