@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jobs import answers, checkpoint, jsonl, prompts
@@ -20,14 +21,13 @@ from smcdecode.integrations.batch.checkpoints import Checkpoints
 from smcdecode.integrations.batch.rows import Row
 from smcdecode.integrations.ray import pool as pool_module
 from smcdecode.integrations.ray.answers import Answers
-from smcdecode.integrations.ray.pool import Cluster, pool
+from smcdecode.integrations.ray.pool import pool
 
 ray = pytest.importorskip("ray", reason="the tests of many machines need the extra ray")
 cloudpickle = pytest.importorskip("ray.cloudpickle")
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
-ROOM = Room(max_tokens=8, lanes=4)
 Named = collections.namedtuple("Named", "id")
 
 
@@ -95,8 +95,10 @@ class Stub:
 
 
 def stubs(monkeypatch, ids, build=lambda: None):
+    """The pool's answers; nothing that is sent to an engine makes it import the library."""
     monkeypatch.setattr(pool_module, "Worker", Stub)
-    return list(pool(build, ROOM, Cluster(engines=2), [Named(name) for name in ids]))
+    room, cluster = SimpleNamespace(lanes=4), SimpleNamespace(engines=2, cpus=1, gpus=0)
+    return list(pool(build, room, cluster, [Named(name) for name in ids]))
 
 
 def test_a_prompt_that_engines_are_lost_over_is_named_and_no_other(nodes, monkeypatch, tmp_path):
@@ -116,9 +118,9 @@ def test_engines_that_cannot_begin_end_the_job(nodes, monkeypatch):
         raise smc.UnsupportedModel("model-00002.safetensors is damaged")
 
     with pytest.raises(smc.UnsupportedModel, match="damaged"):
-        stubs(monkeypatch, ["a", "b"], missing)
+        stubs(monkeypatch, ["a"], missing)
     with pytest.raises(smc.SMCDecodeError, match="3 engines ended before they began"):
-        stubs(monkeypatch, ["a", "b"], lambda: os._exit(1))
+        stubs(monkeypatch, ["a"], lambda: os._exit(1))
 
 
 # ---- real ones

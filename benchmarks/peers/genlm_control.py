@@ -4,9 +4,9 @@
     python benchmarks/constraints.py --peer-python PEER/bin/python
 
 Reads one JSON object a line (task, method, particles, seed), answers with one. The peer gets its best settings: its
-pass starts as soon as all particles have asked, the prompt's keys and values are cached by one pass of their own, inside
-the clock as ours is, and its caches are emptied between runs only, because a second run of the same prompt would find
-its answers there.
+pass starts as soon as all particles have asked, the prompt's keys and values are cached by one pass of their own,
+inside the clock as ours is, and its caches are emptied between runs only, because a second run of the same prompt would
+find its answers there.
 """
 
 import asyncio
