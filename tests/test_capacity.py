@@ -5,10 +5,12 @@ import math
 import numpy as np
 import pytest
 from stats import assert_mean
+from table import TableLM, random_table
 
 import smcdecode as smc
 from smcdecode.infer.forecast import Curve, Forecast, PassTimes
 from smcdecode.planner.capacity import Kind, Machine, simulate
+from smcdecode.planner.recording import record
 
 ONE = [Kind(prompt=0, tokens=1)]
 
@@ -110,3 +112,14 @@ def test_the_machine_of_a_plan():
 def test_numbers_that_mean_nothing_are_refused(make, message):
     with pytest.raises(smc.InvalidOption, match=message):
         make()
+
+
+def test_a_machine_is_recorded_from_the_real_engine():
+    p, q = (TableLM(random_table(seed, 9, floor=0.3), name=name) for seed, name in ((1, "p"), (2, "q")))
+    method = smc.SMC(smc.Draft(q, block=3, strictness=0.0), particles=2)
+    one = record(p, method, [[2, 3], [4, 5, 6]], lanes=5, max_tokens=13, memory=1 << 24)
+    assert set(one.cycles) == {1, 2, 4, 5} and one.lanes == 5
+    assert all(len(seconds) == 5 and min(seconds) > 0 for seconds in one.cycles.values()), "the last one adds nothing"
+    assert one.tokens_per_cycle == pytest.approx(13 / 5) and one.reading > 0
+    with pytest.raises(smc.InvalidOption, match="a prompt and lanes ≥ 1"):
+        record(p, method, [], lanes=5)
