@@ -22,9 +22,10 @@ from smcdecode import cli
 from smcdecode.engine.group import Group
 from smcdecode.integrations.batch import shards as shards_module
 from smcdecode.integrations.batch.answering import Parts, Room, here
+from smcdecode.integrations.batch.columns import COLUMNS
 from smcdecode.integrations.batch.limit import Overdue, limit
 from smcdecode.integrations.batch.rows import rows_of, seed_of
-from smcdecode.integrations.batch.shards import COLUMNS, Shards
+from smcdecode.integrations.batch.shards import Shards
 from smcdecode.integrations.server.limits import Limits
 from smcdecode.integrations.server.sandbox import Sandbox
 
@@ -275,7 +276,7 @@ def test_a_driver_killed_is_resumed_by_the_same_command(folder, tmp_path, capsys
     assert cli.main(slow) == 0  # nothing is left to do, so no model is loaded
 
 
-def wait(condition, seconds=120):
+def wait(condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

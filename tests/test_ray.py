@@ -62,7 +62,7 @@ def workers(*nodes):
     return found
 
 
-def wait(condition, seconds=120):
+def wait(condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline

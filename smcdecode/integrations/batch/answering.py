@@ -84,7 +84,7 @@ class Answering:
         self._count = 0
 
     def answers(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        """The answer to each row once, in the order in which they are done; see ``COLUMNS`` of the shards.
+        """The answer to each row once, in the order in which they are done; see ``COLUMNS``.
 
         A row that cannot be answered gets one that says why, and harms no other. When the engine fails at rows that ran
         together, each of them is run again by itself.

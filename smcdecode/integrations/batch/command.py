@@ -24,7 +24,7 @@ def batch(options: argparse.Namespace) -> Tally:
     """
     build = Checkpoints(
         options.target, options.draft, options.particles, options.block, options.strictness,
-        tuple(options.potential), "cuda" if options.gpus else None,
+        tuple(options.potential), "cuda" if options.gpus else None if options.ray is None else "cpu",
     )  # fmt: skip
     defaults = {
         "max_tokens": options.max_tokens,

@@ -15,28 +15,13 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from smcdecode.errors import InvalidOption, OutputError
+from smcdecode.integrations.batch.columns import COLUMNS, answers, id_of, schema
 from smcdecode.integrations.batch.rows import parquet
 
-__all__ = ["COLUMNS", "Kind", "Shards", "schema"]
+__all__ = ["Kind", "Shards"]
 
 Kind = Literal["jsonl", "parquet"]
 SHARD = 10_000  # answers in a shard
-COLUMNS = {
-    "id": "string",
-    "text": "string",  # one draw of the posterior; null where there is none, and error says why
-    "finish_reason": "string",  # stop, length, no_survivors; null where the prompt could not be served
-    "texts": "list<string>",  # the N particles
-    "weights": "list<double>",  # (N,) normalised
-    "log_z": "double",  # null where it is not finite
-    "log_z_error": "double",
-    "ess": "double",
-    "ess_lowest": "double",
-    "particles": "int64",
-    "seed": "int64",
-    "prompt_tokens": "int64",
-    "completion_tokens": "int64",
-    "error": "string",
-}
 
 
 class Shards:
@@ -97,7 +82,7 @@ class Shards:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """All answers, shard by shard."""
         for path in self._shards():
-            yield from _answers(path)
+            yield from answers(path)
 
     # ---- inside
 
@@ -138,12 +123,12 @@ class Shards:
         """Make a shard of lines what it is to be."""
         if self.kind == "jsonl" or path.suffix != ".jsonl":
             return
-        answers = list(_answers(path))
-        if answers:
+        held = list(answers(path))
+        if held:
             import pyarrow as pa
 
             partial, final = path.with_suffix(".partial"), path.with_suffix(".parquet")
-            parquet().write_table(pa.Table.from_pylist(answers, schema=schema()), partial)
+            parquet().write_table(pa.Table.from_pylist(held, schema=schema()), partial)
             _sync(partial)
             partial.replace(final)
         path.unlink()
@@ -171,7 +156,7 @@ class Shards:
     def _mended(self, path: Path) -> list[str]:
         """The ids of whole lines; a torn last line is cut off, other damage put aside."""
         lines = path.read_bytes().splitlines(keepends=True)
-        names = [_name(line) for line in lines]
+        names = [id_of(line) for line in lines]
         if None not in names:
             return [name for name in names if name is not None]
         good = [line for line, name in zip(lines, names, strict=True) if name is not None]
@@ -219,17 +204,6 @@ class Shards:
             raise InvalidOption(f"{self.folder} holds the answers of another job: {told}. Name another folder")
 
 
-def schema() -> Any:
-    """The columns as an Arrow schema."""
-    import pyarrow as pa
-
-    types = {
-        "string": pa.string(), "double": pa.float64(), "int64": pa.int64(), "list<string>": pa.list_(pa.string()),
-        "list<double>": pa.list_(pa.float64()),
-    }  # fmt: skip
-    return pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
-
-
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
     try:
@@ -239,25 +213,6 @@ def _writing(folder: Path) -> Iterator[None]:
             f"cannot write to {folder}: {error.strerror or error}. What was written is whole: make room, and give the "
             "same command again, which goes on from there"
         ) from error
-
-
-def _answers(path: Path) -> Iterator[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        yield from parquet().read_table(path).to_pylist()
-        return
-    with path.open(encoding="utf-8") as file:
-        yield from map(json.loads, file)
-
-
-def _name(line: bytes) -> str | None:
-    """The id of an answer's line; None for what is no such line."""
-    try:
-        held = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
-        return None
-    return (
-        held["id"] if isinstance(held, dict) and isinstance(held.get("id"), str) and set(held) == set(COLUMNS) else None
-    )
 
 
 def _number(path: Path) -> int:

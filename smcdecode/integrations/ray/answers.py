@@ -5,8 +5,8 @@ from typing import Any
 
 from smcdecode.errors import InvalidOption, SMCDecodeError
 from smcdecode.integrations.batch.answering import Answering, Build, Room
+from smcdecode.integrations.batch.columns import schema
 from smcdecode.integrations.batch.rows import Row
-from smcdecode.integrations.batch.shards import schema
 
 __all__ = ["Answers"]
 
