@@ -86,36 +86,41 @@ class RemoteDrafter(Drafter):
 
     def write(self, slots: Tensor) -> Block:
         """A block for each of some slots (n,), and the pages that the target needs for it."""
-        K = self.setup.block
-        room = self.slots.room(slots).clamp(max=K)
-        self.passes.copy_pages(*self.slots.make_room(slots, self.slots.length[slots] + room))
-        backup = self.tuning.backup(len(slots))
-        answer = self._ask(slots, backup)
+        K, backup = self.setup.block, self.tuning.backup(len(slots))
+        self._ask(slots, backup)
+        length = self.slots.length[slots]  # while the draft finds its answer
+        reach = torch.minimum(length + K, self.slots.cap[self.slots.lane[slots]])
+        self.passes.copy_pages(*self.slots.make_room(slots, reach))
         block = Block.empty(Company.of(self.slots, slots), K)
+        self.source[slots], self.base[slots] = slots, length
+        answer = self._hear(len(slots))
         if answer is not None:
             self._fill(block, answer, backup)
         elif self.alone is not None:
             blocks = backed(self.alone, self.slots, slots, K, self.endings.is_eos)
             self._set(block, blocks.tokens, blocks.count, blocks.laws)
-        self.source[slots], self.base[slots] = slots, self.slots.length[slots]
         return block
 
-    def _ask(self, slots: Tensor, backup: Backup) -> Answer | None:
-        """What the draft answers to what became of the last blocks; None if it is gone."""
+    def _ask(self, slots: Tensor, backup: Backup) -> None:
+        """Tell what became of the last blocks."""
         if self._lost:
-            return None
+            return
         kept = self.slots.length[slots] - self.base[slots] - 1
         cycle = self.slots.cycle[self.slots.lane[slots]]
         entries = Entries(
             slots, self.source[slots], kept, self.slots.last(slots), cycle, self.heat(slots, 0), self.heat(slots, 1),
         )  # fmt: skip
         share = bits(torch.tensor([self.tuning.share], dtype=torch.float64))
-        start = time.perf_counter()
-        self.tuning.asked(start)
+        self.tuning.asked(time.perf_counter())
         self._serial += 1
         self._tell(Kind.ASK, torch.cat([torch.tensor([len(slots), backup]), share, entries.words()]).tolist())
+
+    def _hear(self, n: int) -> Answer | None:
+        """What the draft answers; None if it is gone."""
+        if self._lost:
+            return None
         try:
-            answer = self._heard(len(slots))
+            answer = self._heard(n)
         except Broken as error:
             self._lose(error)
             return None

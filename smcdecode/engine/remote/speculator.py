@@ -47,6 +47,7 @@ class Speculator:
         self._guessed = torch.full((setup.slots, K + 1, most + 1), -1)  # guesses at each k, the likeliest first
         self._drawn = torch.empty(0, setup.size)  # logits of the blocks just answered
         self._fanouts: dict[tuple[bool, int, bool], list[int]] = {}
+        self._moves: tuple[Entries, Tensor] | None = None  # what was told, and the texts that foresaw it
         self._seconds = 0.0
 
     # ---- messages
@@ -71,26 +72,37 @@ class Speculator:
             backup: what is done where they were not prepared.
             share: C of σ_{F,C}, for what is drafted from now on.
         """
-        texts = self.texts
-        trunks, sources = texts.trunk(entries.slot), texts.trunk(entries.source)
-        self._observe(entries)
         found = self._found(entries)
         hit = torch.tensor([branch is not None for branch in found], dtype=torch.bool)
-        origins = torch.tensor([s if b is None else b for s, b in zip(sources.tolist(), found, strict=True)])
-        texts.follow(trunks, origins, entries.kept, entries.token)
-        self._forget(entries.slot)
-        texts.slots.cycle[texts.slots.lane[trunks]] = entries.cycle
+        sources = self.texts.trunk(entries.source).tolist()
+        origins = torch.tensor([s if b is None else b for s, b in zip(sources, found, strict=True)])
+        self._moves = entries, origins
+        if len(hit) and bool(hit.all()):
+            return self._read_off(origins, hit, share, 0.0)  # what becomes of the texts can wait until it is on its way
+        self._follow()
         start = time.perf_counter()
-        missed = (~hit).nonzero()[:, 0]
+        missed = self.texts.trunk(entries.slot[~hit])
         if backup == Backup.REDRAFT:
-            texts.draft(trunks[missed], entries.temperature[missed], share, lambda: None)
+            self.texts.draft(missed, entries.temperature[~hit], share, lambda: None)
         elif len(missed):
-            self._back_up(trunks[missed], backup)
+            self._back_up(missed, backup)
         seconds = time.perf_counter() - start if len(missed) and backup == Backup.REDRAFT else 0.0
-        return self._read_off(trunks, hit, share, seconds)
+        return self._read_off(self.texts.trunk(entries.slot), hit, share, seconds)
+
+    def _follow(self) -> None:
+        """Texts become what the last entries told, if they are not yet."""
+        if self._moves is None:
+            return
+        (entries, origins), self._moves = self._moves, None
+        trunks = self.texts.trunk(entries.slot)
+        self._observe(entries)
+        self.texts.follow(trunks, origins, entries.kept, entries.token)
+        self._forget(entries.slot)
+        self.texts.slots.cycle[self.texts.slots.lane[trunks]] = entries.cycle
 
     def prepare(self, entries: Entries, share: float) -> None:
         """Branches for the likeliest outcomes of the blocks just answered, and their continuations."""
+        self._follow()
         texts = self.texts
         trunks = texts.trunk(entries.slot)
         unread = (texts.slots.length > texts.slots.cached)[trunks]
