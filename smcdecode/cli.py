@@ -183,7 +183,7 @@ def batch(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise InvalidOption(f"batch needs {error.name}: install smcdecode[batch]") from error
     tally = answer(options)
-    print(f"{options.output}: {tally}", file=sys.stderr)
+    _say(f"{options.output}: {tally}", file=sys.stderr)
     return NO_TEXT if tally.refused or tally.without_text else 0
 
 
@@ -308,6 +308,7 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", required=True, help='the model p: a Hugging Face name, a local folder, or "demo"')
     add("--draft", help="the draft model q, of the same vocabulary; without it the target proposes for itself")
+    _add_parallel(parser)
     add("--input", required=True, nargs="+", help=".jsonl or .parquet files; a row has a prompt or messages, and an id")
     add("--output", required=True, help="folder of the answers")
     add("--format", choices=("jsonl", "parquet"), default="jsonl", help="of the answers (default: %(default)s)")

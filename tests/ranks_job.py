@@ -148,6 +148,14 @@ def command_line(folder, rank):
     return {"code": code, "out": out.getvalue(), "err": err.getvalue(), "bad": bad}
 
 
+def batching(folder, rank):
+    words = f"--target {folder / 'llama'} --draft {folder / 'draft'} --particles 2 --block 2 --max-tokens 6"
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        code = cli.main(f"batch {words} --parallel --input {folder / 'in.jsonl'} --output {folder / 'answers'}".split())
+        bad = cli.main(f"batch {words} --parallel --ray --input {folder / 'in.jsonl'} --output {folder / 'no'}".split())
+    return {"codes": [code, bad], "err": err.getvalue()}
+
+
 def serving(folder, rank):
     """A client on rank 0 asks twice, one of them what nobody can satisfy, and stops the server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -199,7 +207,7 @@ def loss(folder, rank):
     return found | {"seconds": time.monotonic() - start}
 
 
-PARTS = [equality, drafts, other_calls, refusals, command_line, serving, loss]
+PARTS = [equality, drafts, other_calls, refusals, command_line, batching, serving, loss]
 
 
 def main():

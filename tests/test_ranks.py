@@ -14,6 +14,7 @@ from models import tiny
 from test_load import tokenizer
 
 import smcdecode as smc
+from smcdecode.engine.ranks import Ranks
 from smcdecode.engine.remote import process
 from smcdecode.engine.shards import check_heads
 
@@ -30,6 +31,7 @@ def prepare(folder):
         tiny("llama", seed=9, spread=0.2).save_pretrained(folder / draft)
     for family in ("llama", "draft"):
         tokenizer(16).save_pretrained(folder / family)
+    (folder / "in.jsonl").write_text("\n".join(json.dumps({"id": str(i), "prompt": f"w{i}"}) for i in (2, 3, 4)))
     heads = tiny("llama").config
     heads.num_key_value_heads = 1
     heads.save_pretrained(folder / "heads")
@@ -182,6 +184,30 @@ def test_the_command_line_speaks_on_rank_0(job, whole):
     assert first["out"] == 2 * (expected.text + "\n") and "ESS" in first["err"]
     assert "more than the 256 positions" in first["err"]
     assert second["out"] == "" and "smcdecode:" not in second["err"] and "ESS" not in second["err"]
+
+
+def test_a_job_of_many_prompts_runs_on_both_ranks_and_is_written_by_one(job, whole):
+    folder, _, _ = job
+    first, second = both(job, "batching")
+    assert first["codes"] == second["codes"] == [0, 2]
+    assert "3 answered" in first["err"] and "--ray gives each engine a whole one" in first["err"]
+    assert "answered" not in second["err"]
+    p, q = whole["llama"]
+    texts = [path.read_text(encoding="utf-8") for path in (folder / "answers").glob("*.jsonl")]
+    rows = [json.loads(row) for text in texts for row in text.splitlines()]
+    assert {row["id"] for row in rows} == {"2", "3", "4"}
+    method = smc.SMC(smc.Draft(q, 2), 2)
+    for row in rows:
+        posterior = smc.sample(p, f"w{row['id']}", method=method, max_tokens=6, seed=row["seed"], progress=False)
+        assert row["texts"] == posterior.texts
+
+
+def test_a_pass_that_fails_leaves_the_ranks_apart():
+    ranks = object.__new__(Ranks)
+    ranks.rank, ranks.wire = 0, mock.Mock(broken=None)
+    with pytest.raises(MemoryError), ranks.passing():
+        raise MemoryError
+    assert "rank 0 failed in a pass" in ranks.wire.broken
 
 
 def test_a_server_over_two_ranks_answers_and_stops(job, whole):

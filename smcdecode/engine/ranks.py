@@ -149,12 +149,15 @@ class Ranks:
 
     @contextlib.contextmanager
     def passing(self) -> Iterator[None]:
-        """A pass of all ranks, inside which the loss of one has its own error."""
+        """A pass of all ranks: the loss of one has its own error, and a pass that fails here leaves them apart."""
         try:
             yield
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, dist.DistError) or "gloo" in str(error):
+        except Exception as error:
+            if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
                 raise self.wire.lost(error) from error
+            self.wire.broken = (
+                f"rank {self.rank} failed in a pass that the others still wait for ({type(error).__name__})"
+            )
             raise
 
     # ---- inside a call

@@ -8,12 +8,12 @@ import torch
 
 from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft
-from smcdecode.engine.memory import bytes_of
+from smcdecode.engine.memory import least_bytes
 from smcdecode.engine.model import LanguageModel
 from smcdecode.engine.request import Request
 from smcdecode.engine.scheduler import Outcome, Scheduler
 from smcdecode.engine.stats import Stats
-from smcdecode.errors import PromptError, SMCDecodeError
+from smcdecode.errors import PromptError, RankError, SMCDecodeError
 from smcdecode.integrations.batch.rows import Row
 from smcdecode.integrations.batch.watched import watched
 from smcdecode.integrations.server.answers import Answer
@@ -69,7 +69,7 @@ class Answering:
             raise PromptError(f"{p.name} has no tokenizer, and a job's answers are texts: smc.load((model, tokenizer))")
         drafts: list[Any] = [proposal.network] if isinstance(proposal, Draft) and proposal.network else []
         self.scheduler = Scheduler.open(
-            p, drafts, parts.method, lanes=room.lanes, memory=bytes_of(room.memory, p.layout.device),
+            p, drafts, parts.method, lanes=room.lanes, memory=least_bytes(p, room.memory),
             max_tokens=room.max_tokens, page_size=1, stats=Stats(),
         )  # fmt: skip
         limits = Limits(
@@ -181,6 +181,8 @@ def here(build: Build, room: Room, rows: Iterable[Row]) -> Iterator[dict[str, An
 
 def _of_the_row(error: Exception) -> bool:
     """Whether other rows may fare better on the same engine."""
+    if isinstance(error, RankError):
+        return False
     return isinstance(error, SMCDecodeError | MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 

@@ -27,6 +27,7 @@ class Checkpoints:
     strictness: float = 0.2
     potentials: tuple[str, ...] = ()  # each module:name, or file.py:name
     device: str | None = None
+    parallel: bool = False  # the target is split over the ranks of this process's group
 
     def __call__(self) -> Parts:
         """Load them.
@@ -35,7 +36,7 @@ class Checkpoints:
             InvalidOption, UnsupportedModel: one of them cannot be had; the message names it.
         """
         potentials = [_potential(place) for place in self.potentials]
-        p = load(self.target, device=self.device)
+        p = load(self.target, device=self.device, parallel=self.parallel)
         q = load(self.draft, device=self.device) if self.draft else None
         proposal = Draft(q, self.block, strictness=self.strictness) if q else Local()
         return Parts(p, SMC(proposal, self.particles), potentials)

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from smcdecode.integrations.batch.answering import Room, here
+from smcdecode.engine.ranks import together
+from smcdecode.errors import InvalidOption
+from smcdecode.integrations.batch.answering import Build, Room, here
 from smcdecode.integrations.batch.checkpoints import Checkpoints
 from smcdecode.integrations.batch.job import Source, Tally, run
 from smcdecode.integrations.batch.rows import Row, digest, longest, read, rows_of
@@ -22,10 +24,21 @@ def batch(options: argparse.Namespace) -> Tally:
     Raises:
         SMCDecodeError: a child of it, with the reason: before anything runs, or with all that was written whole.
     """
+    if options.parallel and options.ray is not None:
+        raise InvalidOption(
+            "--parallel splits one model over torchrun's processes, and --ray gives each engine a whole one"
+        )
     build = Checkpoints(
         options.target, options.draft, options.particles, options.block, options.strictness,
-        tuple(options.potential), "cuda" if options.gpus else None if options.ray is None else "cpu",
+        tuple(options.potential), "cuda" if options.gpus else None if options.ray is None else "cpu", options.parallel,
     )  # fmt: skip
+    if not options.parallel:
+        return _batch(options, build, build)
+    parts = build()  # on every rank; the job is rank 0's
+    return together(parts.p, lambda: _batch(options, build, lambda: parts), input=options.input, output=options.output)
+
+
+def _batch(options: argparse.Namespace, checkpoints: Checkpoints, build: Build) -> Tally:
     defaults = {
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
@@ -33,7 +46,7 @@ def batch(options: argparse.Namespace) -> Tally:
         "smc": {"alpha": options.alpha, "top_k": options.top_k},
     }
     rows = rows_of(read(options.input), seed=options.seed, defaults=defaults)
-    shards = Shards(options.output, _identity(build, defaults, options.seed, rows), options.format)
+    shards = Shards(options.output, _identity(checkpoints, defaults, options.seed, rows), options.format)
     try:
         for line in shards.repairs:
             print(f"smcdecode: {line}", file=sys.stderr)
@@ -42,7 +55,7 @@ def batch(options: argparse.Namespace) -> Tally:
         shards.close()
 
 
-def _source(options: argparse.Namespace, build: Checkpoints, rows: Sequence[Row]) -> Source:
+def _source(options: argparse.Namespace, build: Build, rows: Sequence[Row]) -> Source:
     room = Room(longest(rows), options.lanes, options.memory, options.potential_seconds)
     if options.ray is None:
         return functools.partial(here, build, room)

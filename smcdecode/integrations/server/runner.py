@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from smcdecode.engine.request import Request
 from smcdecode.engine.scheduler import Outcome, Scheduler
 from smcdecode.engine.scoring import log_probs
+from smcdecode.errors import RankError
 
 __all__ = ["Busy", "Done", "Event", "Failed", "Runner", "Settled"]
 
@@ -128,6 +129,10 @@ class Runner:
                     self._take(wait=False)
             except Exception as error:  # whatever it is, those who wait must hear of it
                 self._fail(error)
+                if isinstance(error, RankError):
+                    with self._lock:
+                        self._closed = True  # nothing runs any more without the other ranks
+                    return
 
     def _take(self, *, wait: bool) -> bool:
         """Do what was asked since; False once there is nothing left to do, for ever."""
