@@ -10,6 +10,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 DEVICE = torch.device("meta")  # of all types the one that torch lets a Python class stand in for without its library
 COPIES = {torch.ops.aten._to_copy, torch.ops.aten.copy_, torch.ops.aten.to}
 INDEXED = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default}
+DYNAMIC = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+UNTAGGED = {torch.ops.aten.where.default, torch.ops.aten.repeat_interleave.self_Tensor}  # made of such ones
 SYNCS = {torch.ops.aten._local_scalar_dense, torch.ops.aten.item, torch.ops.aten.is_nonzero, torch.ops.aten.equal}
 
 
@@ -35,16 +37,39 @@ class Far(torch.Tensor):
 
 
 class Pretend(TorchDispatchMode):
-    """Tensors made on ``DEVICE`` are Far. ``syncs`` counts how often the host waited for a number."""
+    """Tensors made on ``DEVICE`` are Far. ``syncs`` counts how often the host waited for a number.
+
+    While ``strict``, what a CUDA graph cannot record is an error: the host waits for a number, numbers decide a shape,
+    or tensors go from one device to the other.
+    """
 
     def __init__(self):
         super().__init__()
-        self.syncs = 0
+        self.syncs, self.strict = 0, False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         self.syncs += func.overloadpacket in SYNCS and any(isinstance(x, Far) for x in args)
+        if self.strict:
+            _check_static(func, args, kwargs)
         return _run(func, args, kwargs)
+
+
+def _check_static(func, args, kwargs):
+    leaves = tree_flatten((args, kwargs))[0]
+    if not any(isinstance(x, Far) or x == DEVICE for x in leaves if isinstance(x, torch.Tensor | torch.device)):
+        return
+    if func.overloadpacket in SYNCS:
+        raise RuntimeError(f"{func}: the host waits for the device")
+    masks = [x for x in leaves[1:] if isinstance(x, torch.Tensor) and x.dtype == torch.bool]
+    indexed = func in INDEXED
+    if masks if indexed else (DYNAMIC & set(func.tags) or func in UNTAGGED):
+        raise RuntimeError(f"{func}: a shape depends on numbers")
+    if func.overloadpacket in COPIES:
+        there = {x.device == DEVICE for x in leaves if isinstance(x, torch.Tensor)}
+        there |= {x == DEVICE for x in leaves if isinstance(x, torch.device)}
+        if len(there) > 1 and any(x.ndim for x in leaves if isinstance(x, torch.Tensor)):
+            raise RuntimeError(f"{func}: a tensor goes from one device to the other")
 
 
 def _run(func, args, kwargs):
@@ -54,6 +79,7 @@ def _run(func, args, kwargs):
     if not far and device != DEVICE:
         return func(*args, **kwargs)
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    assert all(isinstance(x, Far) or x.device != DEVICE for x in tensors), f"{func} got a tensor without numbers"
     if func.overloadpacket in COPIES:
         far = device == DEVICE if device else isinstance(tensors[func is torch.ops.aten.to.other], Far)
     elif far:

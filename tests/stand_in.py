@@ -15,7 +15,7 @@ class Library:
     def BatchPrefillWithPagedKVCacheWrapper(self, *args, **kwargs):  # noqa: N802
         self.calls.append(("BatchPrefillWithPagedKVCacheWrapper.__init__", args, kwargs))
         assert kwargs["kv_layout"] == "NHD"
-        return Wrapper(self)
+        return Wrapper(self, kwargs if kwargs.get("use_cuda_graph") else None)
 
     def merge_state(self, v_a, s_a, v_b, s_b):
         """Attention over the union of two sets of keys: log-sum-exps (T, heads) are float32 and of base 2."""
@@ -29,26 +29,33 @@ class Library:
 class Wrapper:
     """Batches of queries over paged keys and values."""
 
-    def __init__(self, library):
-        self.library = library
+    def __init__(self, library, buffers):
+        self.library, self.buffers = library, buffers
 
     def plan(self, *args, **kwargs):
         self.library.calls.append(("BatchPrefillWithPagedKVCacheWrapper.plan", args, kwargs))
         qo, indptr, indices, last = args[:4]
         heads, kv_heads, dim, page_size = args[4:]
         assert all(x.dtype == torch.int32 for x in args[:4])
-        assert len(qo) == len(indptr) == len(last) + 1 and len(indices) == indptr[-1]
+        assert len(qo) == len(indptr) == len(last) + 1
+        assert len(indices) >= indptr[-1] if self.buffers else len(indices) == indptr[-1]
+        assert not self.buffers or kwargs.pop("disable_split_kv")  # else the plan depends on the lengths
         assert qo[0] == indptr[0] == 0 and (qo.diff() > 0).all() and (indptr.diff() > 0).all()
         assert ((last >= 1) & (last <= page_size)).all()
         assert kwargs["logits_soft_cap"] is None or kwargs["logits_soft_cap"] > 0
         self.planned = SimpleNamespace(
             qo=qo.tolist(), indptr=indptr.tolist(), indices=indices.long(), last=last.tolist(), heads=heads,
-            kv_heads=kv_heads, dim=dim, page_size=page_size, **kwargs,
+            kv_heads=kv_heads, dim=dim, page_size=page_size, **{"custom_mask": None} | kwargs,
         )  # fmt: skip
 
     def run(self, q, cache, *, return_lse=False):
         self.library.calls.append(("BatchPrefillWithPagedKVCacheWrapper.run", (q, cache), {"return_lse": return_lse}))
         p = self.planned
+        if self.buffers:  # the kernels read what lies in them now
+            names = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
+            qo, indptr, indices, last = (self.buffers[name] for name in names)
+            assert qo.tolist() == p.qo
+            p.indptr, p.indices, p.last = indptr.tolist(), indices.long(), last.tolist()
         assert q.shape == (p.qo[-1], p.heads, p.dim) and q.dtype == p.q_data_type
         assert all(c.shape[1:3] == (p.page_size, p.kv_heads) and c.stride(-1) == 1 for c in cache)
         out, lse, bit = q.new_zeros(*q.shape[:2], cache[1].shape[-1]), q.new_zeros(q.shape[:2]).float(), 0

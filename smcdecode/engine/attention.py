@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from smcdecode.engine.cache import KVStore
 
-__all__ = ["Attention", "Batch", "Rule", "View"]
+__all__ = ["Attention", "Batch", "Frame", "Rule", "View"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,30 @@ class Batch:
     group: Tensor
     prefix_pages: tuple[Tensor, ...]
     prefix_len: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """S rows of Q packed tokens each: the last Q of ``length`` tokens, over pages that hold a row's whole text.
+
+    Attributes:
+        pages: (S, M) int32, the pages of each row's text in order; page 0 behind them.
+        length: (S,) int64, at least Q.
+        live: (S, Q) bool: tokens whose keys and values are kept. What the others see and give means nothing; none of
+            them stands between live ones of its row.
+        page_size: tokens a page.
+    """
+
+    pages: Tensor
+    length: Tensor
+    live: Tensor
+    page_size: int
+
+    @property
+    def positions(self) -> Tensor:
+        """The place of each token in its row's text: (S, Q) int64."""
+        width = self.live.shape[1]
+        return self.length[:, None] - width + torch.arange(width, device=self.length.device)
 
 
 class View(Protocol):
@@ -75,6 +100,9 @@ class Attention(Protocol):
 
     def plan(self, batch: Batch, store: KVStore) -> View:
         """The view of a batch on a store; good for one pass."""
+
+    def fixed(self, frame: Frame, store: KVStore) -> View:
+        """The view of a pass of fixed shape on a store, planned without waiting for the device."""
 
 
 class Rule(NamedTuple):

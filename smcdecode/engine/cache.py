@@ -78,11 +78,14 @@ class KVStore:
 
     def copy_pages(self, src: Tensor, dst: Tensor) -> None:
         """Copy pages src (n,) int64 over pages dst (n,) int64 in every layer, and count the bytes."""
-        src, dst = (pages.to(self.layout.device) for pages in (src, dst))
+        self.move_pages(*(pages.to(self.layout.device) for pages in (src, dst)))
+        self.bytes_moved += len(src) * bytes_per_page(self.layout, self.page_size)
+
+    def move_pages(self, src: Tensor, dst: Tensor) -> None:
+        """Copy pages src (n,) int64 over pages dst (n,) int64 in every layer."""
         for rows in self._rows:
             paged = torch.unflatten(rows, 0, (self.pages, self.page_size))
             paged.index_copy_(0, dst, paged.index_select(0, src))
-        self.bytes_moved += len(src) * bytes_per_page(self.layout, self.page_size)
 
 
 def _joined(key: Tensor, value: Tensor) -> Tensor:

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smcdecode.engine.attention import Batch, Rule
+from smcdecode.engine.attention import Batch, Frame, Rule
 from smcdecode.engine.cache import KVStore
 from smcdecode.engine.dense import additive, attention, causal
+from smcdecode.engine.fixed_view import FixedView
 from smcdecode.engine.pools import Entry, Pool, alike, fits, rows_of, slots_of
 
 __all__ = ["TorchAttention", "TorchView"]
@@ -30,6 +31,10 @@ class TorchAttention:
     def plan(self, batch: Batch, store: KVStore) -> "TorchView":
         """The view of a batch on a store."""
         return TorchView(batch, store)
+
+    def fixed(self, frame: Frame, store: KVStore) -> FixedView:
+        """The view of a pass of fixed shape on a store."""
+        return FixedView(frame, store)
 
 
 class TorchView:

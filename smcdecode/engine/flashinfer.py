@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smcdecode.engine.attention import Batch, Rule
+from smcdecode.engine.attention import Batch, Frame, Rule
 from smcdecode.engine.cache import KVStore
+from smcdecode.engine.fixed_flashinfer import FixedFlashInfer, FixedFlashInferView
 from smcdecode.engine.page_lists import PageLists, new_slots, own_lists, prompt_lists, visible, whole_lists
 
 __all__ = ["FlashInfer", "FlashInferView"]
@@ -34,11 +35,16 @@ class FlashInfer:
     def __init__(self, library: Any, device: torch.device, backend: str = "auto") -> None:
         self.library, self.device, self.backend = library, device, backend
         self._scratch = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
+        self._fixed = FixedFlashInfer(library, self._scratch)
         self._wrappers: dict[tuple[str, Rule, int], tuple[Any, object]] = {}
 
     def plan(self, batch: Batch, store: KVStore) -> "FlashInferView":
         """The view of a batch on a store."""
         return FlashInferView(batch, store, self)
+
+    def fixed(self, frame: Frame, store: KVStore) -> FixedFlashInferView:
+        """The view of a pass of fixed shape on a store."""
+        return FixedFlashInferView(frame, store, self._fixed)
 
     def wrapper(self, part: str, rule: Rule, kv_heads: int, owner: object) -> tuple[Any, bool]:
         """The wrapper of one part of a batch under one rule, and whether ``owner`` was the last to plan it."""

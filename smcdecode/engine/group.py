@@ -11,7 +11,7 @@ from smcdecode.declare.method import SMC
 from smcdecode.declare.verification import Method, MultiDraft, Saguaro
 from smcdecode.engine.chains import ChainEngine
 from smcdecode.engine.particles import ParticleEngine
-from smcdecode.engine.passes import Stores
+from smcdecode.engine.passes import Passes, Stores
 from smcdecode.engine.remote.engine import RemoteEngine
 from smcdecode.engine.request import Request
 from smcdecode.engine.stats import Stats
@@ -21,7 +21,7 @@ from smcdecode.infer.settled import settled
 from smcdecode.infer.smc import Step, run
 from smcdecode.infer.variance import rebased
 
-__all__ = ["Cycle", "Group", "Outcome"]
+__all__ = ["Cycle", "Group", "Outcome", "packed"]
 
 _AT_ONCE = 64  # cycles that are told of together
 _PREFILL_TOKENS = 512  # prompts are read together up to this many tokens a pass
@@ -96,6 +96,15 @@ class Group:
         """Those that have a lane."""
         return [request for request in self._lane if request is not None]
 
+    @property
+    def passes(self) -> Passes:
+        """Its target and draft."""
+        return self.engine.passes
+
+    def takes(self, request: Request) -> bool:
+        """Whether a request belongs here: its method is this group's."""
+        return self.decoder == request.method
+
     def place(self, request: Request) -> bool:
         """Give a request a lane, if there is an idle one; it begins with the next cycle."""
         if None not in self._lane:
@@ -113,6 +122,10 @@ class Group:
                 self._free([lane])
                 return request
         return None
+
+    def holders(self) -> list[Tensor]:
+        """All page numbers that are held here."""
+        return self.engine.slots.holders()
 
     def cycle(self) -> list[Outcome]:
         """One cycle of every request; the outcomes of those that finished in it."""
@@ -152,7 +165,7 @@ class Group:
         fresh = torch.zeros(len(self._lane), dtype=torch.bool)
         if self._placed:
             fresh[[lane for lane, _ in self._placed]] = True
-            for batch in _packed(self._placed):
+            for batch in packed(self._placed):
                 self.engine.prefill([lane for lane, _ in batch], [request for _, request in batch])
             self._placed = []
             self._told.view(-1, self._N)[fresh] = 0
@@ -277,7 +290,7 @@ def _distinct(x: Tensor) -> Tensor:
     return (x.sort(-1).values.diff() != 0).sum(-1) + 1 - (x < 0).any(-1).long()
 
 
-def _packed(started: list[tuple[int, Request]]) -> Iterator[list[tuple[int, Request]]]:
+def packed(started: list[tuple[int, Request]]) -> Iterator[list[tuple[int, Request]]]:
     """Requests whose prompts are read in one pass."""
     batch: list[tuple[int, Request]] = []
     size = 0

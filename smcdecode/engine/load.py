@@ -37,6 +37,7 @@ def load(
     name: str | None = None,
     batch_invariant: bool = True,
     parallel: bool = False,
+    graphs: bool | None = None,
 ) -> LanguageModel:
     """A language model ready to be a target or a proposal.
 
@@ -56,6 +57,9 @@ def load(
         parallel: split a checkpoint over the processes that torchrun started, one a GPU, by transformers' ``tp_plan``.
             Every process makes the same calls, and gets the same answers. Its layers are then transformers' own: on a
             CPU they are slower, and rounding depends on the company.
+        graphs: for a target: whether a cycle is one function over fixed buffers, which a GPU records as a CUDA graph
+            and replays. None: on a GPU. It serves targets without potentials, ``stats.recorded`` counts its cycles, and
+            the others run step by step, as all do with False and where ``parallel``. On a CPU it gains nothing.
 
     Raises:
         UnsupportedModel: the engine cannot run this model exactly, or not on its device; the message names the part in
@@ -67,17 +71,18 @@ def load(
         return _split(source, dtype, device, attention, name)
     model, tokenizer = checkpoint(source, dtype=dtype, device=device, name=name)
     if isinstance(source, (str, Path)):
-        loaded = _wrap(model, tokenizer, name or _title(source), attention, batch_invariant)
+        loaded = _wrap(model, tokenizer, name or _title(source), attention, batch_invariant, graphs)
         options = {
             "dtype": dtype,
             "device": device,
             "attention": attention,
             "name": name,
             "batch_invariant": batch_invariant,
+            "graphs": graphs,
         }
         loaded.recipe = Recipe(source, options)
         return loaded
-    return _wrap(structural_copy(model), tokenizer, name or _name_of(model), attention, batch_invariant)
+    return _wrap(structural_copy(model), tokenizer, name or _name_of(model), attention, batch_invariant, graphs)
 
 
 def _split(
@@ -94,7 +99,7 @@ def _split(
     if ranks.size == 1:
         return load(source, dtype=dtype, attention=attention, name=name)
     model, tokenizer = _load_checkpoint(source, dtype, None, name, ranks)
-    return _wrap(model, tokenizer, name or _title(source), attention, False, ranks)
+    return _wrap(model, tokenizer, name or _title(source), attention, False, False, ranks)
 
 
 def checkpoint(
@@ -217,7 +222,7 @@ def attention_of(choice: AttentionName | None, device: torch.device, dtype: torc
 
 def _wrap(
     module: PreTrainedModel, tokenizer: Any, name: str, choice: AttentionName | None, batch_invariant: bool,
-    ranks: Ranks | None = None,
+    graphs: bool | None, ranks: Ranks | None = None,
 ) -> LanguageModel:  # fmt: skip
     attention = attention_of(choice, module.device, module.dtype, name)
     parameters = sum(tensor.numel() for tensor in module.parameters())  # before they are packed
@@ -239,6 +244,7 @@ def _wrap(
         parameters=parameters,
         attention=attention,
         ranks=ranks,
+        graphs=module.device.type == "cuda" if graphs is None else graphs,
     )
 
 

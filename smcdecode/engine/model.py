@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from smcdecode.declare.target import Algebra, Target
 from smcdecode.engine.attention import Attention, Batch, View
@@ -58,6 +58,8 @@ class LanguageModel(Algebra):
         recipe: how it was loaded, if from a name or a folder.
         attention: how it attends; plain torch by default.
         ranks: the processes that hold it together; None where this one holds all of it.
+        graphs: whether cycles of it as a target run as one function over fixed buffers, recorded as a CUDA graph on a
+            GPU, where they can be.
     """
 
     recipe: Recipe | None = None
@@ -75,6 +77,7 @@ class LanguageModel(Algebra):
         parameters: int = 0,
         attention: Attention | None = None,
         ranks: Ranks | None = None,
+        graphs: bool = False,
     ) -> None:
         self._module, self._cuts = module, cuts
         self.name, self.vocabulary, self.tokenizer = name, vocabulary, tokenizer
@@ -82,6 +85,7 @@ class LanguageModel(Algebra):
         self.attention = attention or TorchAttention()
         self.ranks = ranks
         self._shards = None if ranks is None else Shards(ranks, name, layout, self.attention, self._run)
+        self.graphs = graphs
 
     def __repr__(self) -> str:
         where = f"{self.dtype}, {self.device}, attention by {self.attention.name}"
@@ -203,13 +207,8 @@ def _refuse(
 
 
 def register_attention() -> None:
-    """Tell transformers about our attention function, and that it wants no mask."""
+    """Tell transformers about our attention function. As it has no mask function, none is made and none waited for."""
     AttentionInterface.register(ATTENTION, paged_attention)
-    AttentionMaskInterface.register(ATTENTION, _no_mask)
-
-
-def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    return None
 
 
 def structural_copy(module: PreTrainedModel) -> PreTrainedModel:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from smcdecode.engine.attention import Batch
+from smcdecode.engine.attention import Batch, Frame
+from smcdecode.engine.cache import KVStore
 from smcdecode.engine.model import LanguageModel
 from smcdecode.engine.pages import PagePool
 from smcdecode.engine.prefixes import Prefixes
@@ -50,11 +51,23 @@ class Passes:
         self.stats.draft_passes += 1
         self.stats.draft_positions += len(tokens)
         known = tokens.clamp(max=self.q.vocabulary.size - 1)  # an id it lacks may spoil its guess, never the answer
-        logits = self.q(known, positions, self.q.plan(batch, self.q_store), rows)
+        return self._fitted(self.q(known, positions, self.q.plan(batch, self.q_store), rows))
+
+    def _fitted(self, logits: Tensor) -> Tensor:
+        """Logits of the draft for the target's vocabulary."""
         missing = self.p.vocabulary.size - logits.shape[-1]
         if missing > 0:
             return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
         return logits[:, : self.p.vocabulary.size]
+
+    def target_fixed(self, tokens: Tensor, frame: Frame, rows: Tensor) -> Tensor:
+        """As :meth:`target`, of a pass of fixed shape on the device; not counted."""
+        return _fixed(self.p, self.stores.target, tokens, frame, rows)
+
+    def draft_fixed(self, tokens: Tensor, frame: Frame, rows: Tensor) -> Tensor:
+        """As :meth:`draft`, of a pass of fixed shape on the device; not counted."""
+        assert self.q is not None and self.q_store is not None
+        return self._fitted(_fixed(self.q, self.q_store, tokens, frame, rows))
 
     @property
     def readers(self) -> list[int]:
@@ -73,10 +86,22 @@ class Passes:
         return logits
 
     def copy_pages(self, source: Tensor, copies: Tensor) -> None:
-        """Copy whole pages in both stores."""
+        """Copy whole pages in both stores, and count the bytes."""
         if not len(source):
             return
         for store in (self.stores.target, self.q_store):
             if store is not None:
                 store.copy_pages(source, copies)
         self.stats.bytes_moved = self.stores.bytes_moved
+
+    def move_pages(self, source: Tensor, copies: Tensor) -> None:
+        """As :meth:`copy_pages`, on the device and not counted; page 0 may be copied to page 0."""
+        for store in (self.stores.target, self.q_store):
+            if store is not None:
+                store.move_pages(source, copies)
+
+
+def _fixed(model: LanguageModel, store: KVStore, tokens: Tensor, frame: Frame, rows: Tensor) -> Tensor:
+    most = frame.positions.clamp(0, None if model.context is None else model.context - 1)  # beyond is nobody's token
+    known = tokens.clamp(max=model.vocabulary.size - 1)
+    return model(known, most.flatten(), model.attention.fixed(frame, store), rows)

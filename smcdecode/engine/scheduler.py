@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft
 from smcdecode.engine.cache import bytes_per_page
+from smcdecode.engine.fixed.group import FixedGroup, pages_of, serves
 from smcdecode.engine.group import Cycle, Group, Outcome
 from smcdecode.engine.memory import Budget, plan_memory
 from smcdecode.engine.model import LanguageModel
@@ -29,6 +30,9 @@ class Scheduler:
         drafts: the models that methods may draft with.
         budget: what may be used.
         stats: counts what it costs.
+
+    Attributes:
+        recorded: whether cycles are recorded where they can be; by default as the target's model says.
     """
 
     def __init__(self, p: LanguageModel, drafts: Sequence[LanguageModel], budget: Budget, stats: Stats) -> None:
@@ -36,8 +40,11 @@ class Scheduler:
         self._drafts = drafts
         self.stores = Stores(p, drafts, budget.pages, budget.page_size)
         self.stats.pages = budget.pages
+        self.recorded = isinstance(p, LanguageModel) and p.graphs
         self.stats.attention = p.attention.name if isinstance(p, LanguageModel) else ""
-        self.groups: list[Group] = []  # those that have something to do, in the order of their first request
+        self.groups: list[
+            Group | FixedGroup
+        ] = []  # those that have something to do, in the order of their first request
         self._waiting: deque[Request] = deque()
         self._pages = self._workspace = 0  # reserved
 
@@ -168,7 +175,7 @@ class Scheduler:
     def audit(self) -> None:
         """Check every page: free, kept, or held as often as counted; AssertionError names the first that is wrong."""
         self.stores.prefixes.audit()
-        self.stores.pool.audit([pages for group in self.groups for pages in group.engine.slots.holders()])
+        self.stores.pool.audit([pages for group in self.groups for pages in group.holders()])
 
     # ---- inside
 
@@ -180,7 +187,7 @@ class Scheduler:
         self.groups = [group for group in self.groups if group.requests]
         while self._waiting and self._fits(self._waiting[0]) and self._group(self._waiting[0]).place(self._waiting[0]):
             request = self._waiting.popleft()
-            self._pages += self._own_pages(request) + self.stores.prefixes.reserve(request.prompt.tokens)
+            self._pages += self._reserve(request)
             self._workspace += _workspace(request)
 
     def _check_models(self, request: Request) -> None:
@@ -191,31 +198,59 @@ class Scheduler:
             raise InvalidOption(f"this scheduler runs {self.stores.p.name} with {known}; got {asked}")
 
     def _fits(self, request: Request) -> bool:
-        pages = self._pages + self._own_pages(request) + self.stores.prefixes.cost(request.prompt.tokens)
+        pages = self._pages + self._cost(request)
         return pages <= self.budget.pages and self._workspace + _workspace(request) <= self.budget.workspace
 
-    def _own_pages(self, request: Request) -> int:
-        return own_pages(request, self.budget.page_size)
+    def _recorded(self, request: Request) -> bool:
+        """Whether a request's cycles are recorded; such a request's prompt shares no page with another's."""
+        return self.recorded and serves(request)
 
-    def _group(self, request: Request) -> Group:
+    def _cost(self, request: Request) -> int:
+        """Pages to reserve for a request now."""
+        if self._recorded(request):
+            return pages_of(request, self.budget.page_size)
+        return own_pages(request, self.budget.page_size) + self.stores.prefixes.cost(request.prompt.tokens)
+
+    def _reserve(self, request: Request) -> int:
+        if self._recorded(request):
+            return pages_of(request, self.budget.page_size)
+        return own_pages(request, self.budget.page_size) + self.stores.prefixes.reserve(request.prompt.tokens)
+
+    def _give_back(self, request: Request) -> int:
+        if self._recorded(request):
+            return pages_of(request, self.budget.page_size)
+        return own_pages(request, self.budget.page_size) + self.stores.prefixes.settle(request.prompt.tokens)
+
+    def _group(self, request: Request) -> Group | FixedGroup:
         """The group of a request's method, made if there is none."""
         for group in self.groups:
-            if group.decoder == request.method:
+            if isinstance(group, FixedGroup) == self._recorded(request) and group.takes(request):
                 return group
-        sizes = {"lanes": self.budget.lanes, "max_tokens": self.budget.max_tokens}
-        self.groups.append(Group(request.method, self.stores, **sizes, stats=self.stats))
+        self.groups.append(self._new_group(request))
         return self.groups[-1]
+
+    def _new_group(self, request: Request) -> Group | FixedGroup:
+        budget = self.budget
+        if not self._recorded(request):
+            sizes = {"lanes": budget.lanes, "max_tokens": budget.max_tokens}
+            return Group(request.method, self.stores, **sizes, stats=self.stats)
+        alike = [r for r in (request, *self._waiting) if r.method == request.method]
+        longest = max(len(r.prompt.tokens) + r.max_tokens for r in alike)
+        return FixedGroup(
+            request, self.stores, lanes=budget.lanes, max_tokens=budget.max_tokens, longest=longest, stats=self.stats
+        )
 
     def _settle(self, requests: Sequence[Request]) -> None:
         """Take back what was reserved for requests that are over."""
-        settle = self.stores.prefixes.settle
-        self._pages -= sum(self._own_pages(request) + settle(request.prompt.tokens) for request in requests)
+        self._pages -= sum(self._give_back(request) for request in requests)
         self._workspace -= sum(_workspace(request) for request in requests)
         self.stats.pages_peak = self.stores.pool.peak
 
 
 def most_pages(request: Request, page_size: int) -> int:
     """Most pages a request can ever hold."""
+    if isinstance(request.models[0], LanguageModel) and request.models[0].graphs and serves(request):
+        return pages_of(request, page_size)
     return -(-len(request.prompt.tokens) // page_size) + own_pages(request, page_size)
 
 

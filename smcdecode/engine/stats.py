@@ -18,6 +18,7 @@ class Stats:
     target_positions: int = 0
     draft_positions: int = 0
     cycles: int = 0
+    recorded: int = 0  # of those, the ones that ran as one function over fixed buffers: a CUDA graph, on a GPU
     tokens: int = 0  # tokens of the surviving continuations, one particle a prompt (the longest)
     particle_tokens: int = 0  # tokens written by all particles
     prompt_tokens: int = 0  # tokens of prompts

@@ -85,6 +85,7 @@ class _Log:
         request = Request(0, self.prompt, self.target, method, seed, 2 + (K + 1) * max(2, most))
         stats = Stats()
         scheduler = Scheduler.of([request], memory=self.memory, page_size=1, stats=stats)
+        scheduler.recorded = False  # a recorded cycle has no parts to be timed
         watch = _Watch(stats)
         strict = isinstance(method.proposal, Draft) and method.proposal.strict
         begun = time.perf_counter()
@@ -172,7 +173,7 @@ class _Watch:
             made = {name: passes.copy() for name, passes in self.made.items()}
             yield _parts(spent, made, now - start)
             if done == 0 and scheduler.groups:
-                self._attach(scheduler.groups[0].engine.passes)
+                self._attach(scheduler.groups[0].passes)
             for passes in self.made.values():
                 passes.clear()
             before, start = dict(self.stats.seconds), time.perf_counter()
