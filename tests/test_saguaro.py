@@ -4,7 +4,10 @@ that of the decoder that waits, token for token, wherever its law is the same.""
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -259,6 +262,41 @@ def test_a_draft_killed_midway_leaves_the_law_and_nothing_else(beside):
     assert set(Path("/dev/shm").iterdir()) <= before
     with pytest.raises(smc.DraftProcessError, match="make another"):
         texts(smc.Saguaro(beside))
+
+
+PARENT = """
+import smcdecode as smc
+from table import TableLM, random_table
+
+p, q = (TableLM(random_table(seed, 6, floor=0.3), name="t") for seed in (1, 7))
+with smc.remote(q, threads=1) as beside:
+    print(beside.pid, flush=True)
+    while True:
+        smc.sample(p, (0,), method=smc.Saguaro(beside, 3, budget=6), max_tokens=200, seed=0, progress=False)
+"""
+
+
+def test_a_parent_killed_midway_leaves_no_orphan():
+    before = set(Path("/dev/shm").iterdir())
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, env=environment) as parent:
+        draft = Path("/proc") / parent.stdout.readline().decode().strip()
+        assert _runs(draft)
+        time.sleep(0.2)
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while _runs(draft):
+        assert time.monotonic() < deadline, "the draft process outlives its parent"
+        time.sleep(0.05)
+    assert set(Path("/dev/shm").iterdir()) <= before
+
+
+def _runs(process):
+    """Whether a process is there, and not merely waiting to be counted out."""
+    try:
+        return process.joinpath("stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 # ---- channels

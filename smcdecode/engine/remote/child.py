@@ -48,7 +48,8 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1):  # past Python's buffer, whose lock would outlive a main thread that fails
+        pass
     os._exit(0)
 
 
