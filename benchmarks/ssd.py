@@ -5,9 +5,16 @@
 
 With ``--simulate`` both models are tables whose passes take the given times, whatever their size, as where reading
 weights is the bound: for a 70B target on four GPUs and a 1B draft on another, say ``--target-ms 18 --draft-ms 2.5``.
-With two checkpoints both run here, one process each. Speed is relative to autoregressive decoding by the same engine at
-the same batch size; the prediction is Corollary 16 of arXiv 2603.03251 with the hit rate and the tokens a cycle
-measured in the same run.
+With two checkpoints both run here, one process each.
+
+The prediction is Corollary 16 of arXiv 2603.03251 (E/(1 + T_q) for the decoder that waits), with the hit rate and the
+tokens a cycle measured in the same run, read in two ways:
+
+- device: a pass takes what its device takes, as given. Speed is over one token a target pass of the device, and
+  whatever the engine itself takes, in either process, counts as lost.
+- engine: a pass takes what a cycle of autoregressive decoding was measured to take, and a draft step what a waiting
+  cycle was measured to take more, over its steps: device and engine together. Speed is over the autoregressive decoder.
+  (That of Speculative is then predicted from itself; it says nothing, and is left out.)
 """
 
 import argparse
@@ -73,8 +80,8 @@ def contestants(options: argparse.Namespace, p: Any, q: Any, beside: Any, prompt
 
     def run(method: Any) -> Run:
         def once(round_: int) -> dict[str, Any]:
-            out = smc.sample(target, prompts, method=method, max_tokens=options.tokens, seed=round_, progress=False)[0]
-            return figures(out.stats, method, len(prompts))
+            outs = smc.sample(target, prompts, method=method, max_tokens=options.tokens, seed=round_, progress=False)
+            return figures(outs, method)
 
         return once
 
@@ -93,51 +100,70 @@ def contestants(options: argparse.Namespace, p: Any, q: Any, beside: Any, prompt
     return found
 
 
-def figures(stats: Any, method: Any, batch: int) -> dict[str, Any]:
-    """What a run says besides its time."""
-    spoken = stats.hits + stats.misses
-    row = {
-        "tokens": stats.tokens, "block": getattr(method, "block", 0), "hit": stats.hits / spoken if spoken else 0.0,
-        "accepted": stats.accepted / stats.drafted if stats.drafted else 0.0,
-        "spoken": spoken, "score": stats.seconds.get("score", 0.0) / max(1, stats.cycles),
-        "draft": stats.seconds.get("draft", 0.0) / max(1, stats.cycles), "batch": batch,
+def figures(outs: list[Any], method: Any) -> dict[str, Any]:
+    """What a run says besides its time. A request's first cycle reads its prompt and writes one token."""
+    stats, batch = outs[0].stats, len(outs)
+    cycles = sum(len(out.steps) - 1 for out in outs)
+    return {
+        "tokens": stats.tokens, "block": getattr(method, "block", 0), "batch": batch,
+        "hit": stats.hit_rate if stats.hits + stats.misses else 0.0,
+        "accepted": stats.acceptance if stats.drafted else 0.0,
+        "cycles": stats.cycles, "tokens_per_cycle": (stats.tokens - batch) / max(1, cycles),
+        "score": stats.seconds.get("score", 0.0) / max(1, stats.cycles),
     }  # fmt: skip
-    cycles = spoken if spoken else batch * (stats.cycles - 1)
-    return row | {"tokens_per_cycle": (stats.tokens - batch) / max(1, cycles)}
 
 
 def compare(rows: list[dict[str, Any]], batch: int, options: argparse.Namespace) -> None:
-    """Add speeds relative to autoregressive decoding and predictions, and print them."""
+    """Add speeds and predictions, and print them."""
     base = rows[0]["tokens_per_second"]
-    pass_ = options.target_ms / 1e3 if options.simulate else rows[0]["score"]
+    device = options.target_ms / 1e3 if options.simulate else None
+    cycle = {row["name"]: row["seconds"] / row["cycles"] for row in rows}
     synchronous = max(row["tokens_per_second"] for row in rows if row["name"].startswith("Speculative"))
     print(
-        f"\nbatch {batch}: one target pass {pass_ * 1e3:.1f} ms, autoregressive {base / batch:.1f} tokens/s a sequence"
+        f"\nbatch {batch}: autoregressive {base / batch:.1f} tokens/s a sequence, "
+        f"{cycle['autoregressive'] * 1e3:.1f} ms a cycle, of which {rows[0]['score'] * 1e3:.1f} ms score"
     )
-    print(
-        f"{'contestant':26} {'speed-up':>8} {'predicted':>9} {'achieved':>8} {'tok/cyc':>7} {'hit':>5} {'/best SD':>8}"
-    )
+    print(f"{'':26} {'over AR':>7} {'/best SD':>8} {'tok/cyc':>7} {'hit':>5}", end="")
+    print(" | device: speed, predicted, share | engine: predicted, share" if device else "")
     for row in rows:
-        row["speedup"], row["over_synchronous"] = (
-            row["tokens_per_second"] / base,
-            row["tokens_per_second"] / synchronous,
-        )
-        K = int(row["block"])
-        step = options.draft_ms / 1e3 if options.simulate else row["draft"] / max(1, K)
-        if row["name"].startswith("Speculative"):
-            row["predicted"] = speculative_speedup(row["tokens_per_cycle"], K * step / pass_)
-        elif row["name"].startswith("Saguaro") and options.simulate:
-            E, backup = row["tokens_per_cycle"], K * step / pass_ if row["name"].endswith("redraft") else 0.0
-            row["predicted"] = batch_speedup(
-                row["hit"], E, E, prepare=(K + 1) * step / pass_, backup=backup, batch=batch
-            )
-        predicted = row.get("predicted")
-        cells = f"{predicted:9.2f} {row['speedup'] / predicted:8.2f}" if predicted else " " * 18
+        row["speedup"] = row["tokens_per_second"] / base
+        row["over_synchronous"] = row["tokens_per_second"] / synchronous
         print(
-            f"{row['name']:26} {row['speedup']:8.2f} {cells} {row['tokens_per_cycle']:7.2f} {row['hit']:5.2f} "
-            f"{row['over_synchronous']:8.2f}"
+            f"{row['name']:26} {row['speedup']:7.2f} {row['over_synchronous']:8.2f} {row['tokens_per_cycle']:7.2f} "
+            f"{row['hit']:5.2f}",
+            end="",
         )
+        if device:
+            K = int(row["block"])
+            row["device_speed"] = row["tokens_per_second"] / batch * device
+            row["predicted_device"] = predicted(row, options.draft_ms / 1e3 / device)
+            waiting = cycle.get(f"Speculative K={K}", 0.0) - cycle["autoregressive"]
+            row["predicted_engine"] = predicted(row, waiting / max(1, K) / cycle["autoregressive"])
+            print(reading(row["device_speed"], row["predicted_device"], 7), end="")
+            if row["name"].startswith("Saguaro"):
+                print(reading(None, row["predicted_engine"], 0, row["speedup"]), end="")
+        print()
     plan(rows, options)
+
+
+def predicted(row: dict[str, Any], step: float) -> float | None:
+    """The formula's speed of a contestant for draft steps of so many target passes; None for one it is not about."""
+    K, E, name = int(row["block"]), row["tokens_per_cycle"], row["name"]
+    if name.startswith("Speculative"):
+        return speculative_speedup(E, K * step)
+    if name.startswith("Saguaro"):
+        backup = K * step if name.endswith("redraft") else 0.0
+        return batch_speedup(row["hit"], E, E, prepare=(K + 1) * step, backup=backup, batch=row["batch"])
+    return None
+
+
+def reading(speed: float | None, prediction: float | None, width: int, against: float | None = None) -> str:
+    """Speed, prediction and their ratio, as columns."""
+    shown = "" if speed is None else f"{speed:{width}.2f}"
+    if prediction is None:
+        return f" | {shown}"
+    reached = (speed if against is None else against) / prediction  # type: ignore[operator]
+    return f" | {shown} {prediction:9.2f} {reached:6.2f}"
 
 
 def plan(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
