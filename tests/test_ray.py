@@ -49,7 +49,7 @@ def nodes():
 
 def workers(*nodes):
     """Process ids of the engines that run on some nodes."""
-    raylets = {node.all_processes["raylet"][0].process.pid for node in nodes}
+    raylets = {held.process.pid for node in nodes for held in node.all_processes.get("raylet", ())}
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
