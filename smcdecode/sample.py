@@ -3,6 +3,7 @@
 import dataclasses
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any, overload
 
 from tqdm.auto import tqdm
@@ -95,7 +96,7 @@ def sample(
 
     def run() -> list[Posterior]:
         call = Call.of(target, asked, method=method, **options)
-        with _bar(call.requests, progress) as bar:
+        with closing(call.scheduler), _bar(call.requests, progress) as bar:
             outcomes = {outcome.request.index: outcome for outcome in _watched(call.scheduler, bar)}
         return [call.posterior(outcomes[i]) for i in range(len(call.requests))]
 

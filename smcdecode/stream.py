@@ -119,7 +119,7 @@ class News(NamedTuple):
 def news_of(call: Call) -> Generator[News, None, None]:
     """The news of the one request of a call, cycle by cycle."""
     scheduler = call.scheduler
-    with closing(scheduler.run()) as cycles:
+    with closing(scheduler), closing(scheduler.run()) as cycles:
         for outcomes in cycles:
             for cycle, (_, tokens) in zip(scheduler.latest(), scheduler.settled(), strict=True):
                 yield News(cycle.tokens, tokens, None)

@@ -10,6 +10,8 @@ from engines import assert_empty, lm
 from table import TableLM, random_table
 
 import smcdecode as smc
+from smcdecode.engine import model
+from smcdecode.engine.cache import KVStore
 from smcdecode.engine.memory import Budget
 from smcdecode.engine.request import Request
 from smcdecode.engine.scheduler import Scheduler
@@ -167,3 +169,23 @@ def test_what_can_never_fit_or_run_is_refused_with_the_numbers():
         scheduler(p, q).add(dataclasses.replace(plain, max_tokens=13))
     with pytest.raises(smc.InvalidOption, match="runs p with q; got p and other"):
         scheduler(p, q).add(dataclasses.replace(plain, method=smc.SMC(smc.Draft(table(3, "other")))))
+
+
+def test_a_call_that_is_over_holds_no_keys_and_values(monkeypatch):
+    """At once, not when Python next looks for circles of objects: the next call counts what is free."""
+    made = []
+
+    class Watched(KVStore):
+        def __init__(self, *given):
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(model, "KVStore", Watched)
+    (_, p), (_, q) = lm("llama"), lm("llama", seed=1)
+    method = smc.SMC(smc.Draft(q, block=2), 2)
+    smc.sample(p, [2, 3], method=method, max_tokens=4, seed=0)
+    list(smc.stream(p, [2, 3], on="tokens", method=method, max_tokens=4, seed=0))
+    with smc.stream(p, [2, 3], on="tokens", method=method, max_tokens=4, seed=0) as pieces:
+        next(pieces)
+    assert len(made) == 6
+    assert not any(store.keys or store.values or store._rows for store in made)

@@ -67,6 +67,11 @@ class KVStore:
         cut = heads * key_dim
         return rows[:, :cut].view(-1, heads, key_dim), rows[:, cut:].view(-1, heads, value_dim)
 
+    def close(self) -> None:
+        """Let the memory go, whoever still knows the store."""
+        for tensors in (self._rows, self.keys, self.values):
+            tensors.clear()
+
     def read(self, layer: int, slots: Tensor | slice) -> Tensor:
         """The rows of a layer in slots: a view for a slice, a copy for (n,) int64 numbers."""
         return self._rows[layer][slots] if isinstance(slots, slice) else self._rows[layer].index_select(0, slots)

@@ -25,6 +25,11 @@ class Stores:
         self.target = p.store(pages + 1, page_size)  # page 0 is the null page
         self.drafts = {id(q): q.store(pages + 1, page_size) for q in drafts}
 
+    def close(self) -> None:
+        """Let the keys and values go."""
+        for store in (self.target, *self.drafts.values()):
+            store.close()
+
     @property
     def bytes_moved(self) -> int:
         """Bytes copied because of resampling."""

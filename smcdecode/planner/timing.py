@@ -1,11 +1,12 @@
 """How long the parts of a cycle take on this machine: the real engine, run at a few widths. Knows clocks."""
 
+import contextlib
 import copy
 import dataclasses
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -89,14 +90,15 @@ class _Log:
         watch = _Watch(stats)
         strict = isinstance(method.proposal, Draft) and method.proposal.strict
         begun = time.perf_counter()
-        for done, parts in enumerate(watch.cycles(scheduler)):
-            if done == 0:
-                self.seconds["prefill"][0].append(parts.prefill)
-                begun = time.perf_counter()
-            elif done > 1 or K == 0:
-                self._enter(parts, "judging" if strict else "carrying")
-            if done - 1 >= cycles and (time.perf_counter() - begun > _LEAST_SECONDS or done >= most):
-                break
+        with contextlib.closing(scheduler), contextlib.closing(watch.cycles(scheduler)) as timed:
+            for done, parts in enumerate(timed):
+                if done == 0:
+                    self.seconds["prefill"][0].append(parts.prefill)
+                    begun = time.perf_counter()
+                elif done > 1 or K == 0:
+                    self._enter(parts, "judging" if strict else "carrying")
+                if done - 1 >= cycles and (time.perf_counter() - begun > _LEAST_SECONDS or done >= most):
+                    break
 
     def _enter(self, parts: "_Parts", judging: str) -> None:
         for model, passes in (("target", parts.target), ("draft", parts.draft)):
@@ -163,7 +165,7 @@ class _Watch:
 
         return timed
 
-    def cycles(self, scheduler: Scheduler) -> Iterator[_Parts]:
+    def cycles(self, scheduler: Scheduler) -> Generator[_Parts, None, None]:
         """Run it, a cycle at a time."""
         before, start = dict(self.stats.seconds), time.perf_counter()
         for done, _ in enumerate(scheduler.run()):
