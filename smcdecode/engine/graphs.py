@@ -62,13 +62,14 @@ class Recorder:
         if not self._pinned:
             self.cycle(state)
             return Pending(state.report.cpu().clone(), None)
-        if fresh:
-            self._aside(state)
-        else:
-            if size not in self._graphs:
-                self._graphs[size] = self._record(state)
-            self._graphs[size].replay()
-        return self._copy(state)
+        with torch.cuda.device(state.device):
+            if fresh:
+                self._aside(state)
+            else:
+                if size not in self._graphs:
+                    self._graphs[size] = self._record(state)
+                self._graphs[size].replay()
+            return self._copy(state)
 
     def _aside(self, state: State) -> None:
         """A cycle as it is, on a stream of its own, as recording asks of the one before."""
