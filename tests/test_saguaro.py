@@ -83,6 +83,20 @@ def test_overlapped_smc_is_smc_token_for_token(beside, alpha, strictness, bridge
     assert ahead[0].stats.hits > 0 and ahead[0].stats.misses > 0
 
 
+def test_likely_ancestors_are_prepared_for(beside, monkeypatch):
+    """Replaced particles may find their blocks ready, and they are the blocks that the waiting draft writes."""
+
+    def run():
+        method = smc.SMC(smc.Draft(beside, 1, strictness=0.0), 8, threshold=0.6, overlap=True)
+        return texts(method, prompts=[(i % V,) for i in range(48)])
+
+    prepared = run()
+    monkeypatch.setattr(engine_module, "OVERLAP_ANCESTORS", 0)
+    alone = run()
+    assert same(prepared, alone)
+    assert prepared[0].stats.hits > alone[0].stats.hits
+
+
 # ---- the law
 
 

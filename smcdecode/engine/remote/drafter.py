@@ -51,6 +51,7 @@ class RemoteDrafter(Drafter):
         self.heat, self.stats = heat, stats
         self.source = torch.arange(setup.slots)  # whose last block each slot continues
         self.base = torch.zeros(setup.slots, dtype=torch.int64)  # own tokens before that block
+        self.log_w = torch.zeros(setup.slots, dtype=torch.float64)  # since the last resampling
         self._last: tuple[Answer, Tensor] | None = None  # an answer, and its slots' rows that it drafted for
         self._serial = 0
         self._lost = False
@@ -63,6 +64,7 @@ class RemoteDrafter(Drafter):
         index = torch.tensor(lanes)
         self.base[self.slots.of(index)] = 0
         self.source[self.slots.of(index)] = self.slots.of(index)
+        self.log_w[self.slots.of(index)] = 0.0
         prompts = [torch.tensor(request.prompt.tokens) for request in requests]
         temperature = self.heat(index * self.slots.N, 1)
         seeds, caps = self.slots.seed[index], self.slots.cap[index]
@@ -76,6 +78,8 @@ class RemoteDrafter(Drafter):
     def select(self, ancestors: Tensor) -> None:
         """Slots become copies of others."""
         self.source, self.base = self.source[ancestors], self.base[ancestors]
+        moved = (ancestors != torch.arange(len(ancestors))).view(self.setup.lanes, -1).any(1)
+        self.log_w.view(self.setup.lanes, -1)[moved] = 0.0
 
     def stop(self) -> None:
         """End the run."""
@@ -109,6 +113,7 @@ class RemoteDrafter(Drafter):
         cycle = self.slots.cycle[self.slots.lane[slots]]
         entries = Entries(
             slots, self.source[slots], kept, self.slots.last(slots), cycle, self.heat(slots, 0), self.heat(slots, 1),
+            self.log_w[slots],
         )  # fmt: skip
         share = bits(torch.tensor([self.tuning.share], dtype=torch.float64))
         self.tuning.asked(time.perf_counter())

@@ -25,6 +25,7 @@ from smcdecode.errors import InvalidOption
 __all__ = ["RemoteEngine"]
 
 OVERLAP_BUDGET = 4  # bonus tokens guessed for each particle
+OVERLAP_ANCESTORS = 2  # particles of the greatest weights that each of the others may be replaced by
 
 
 class RemoteEngine(ParticleEngine):
@@ -39,6 +40,7 @@ class RemoteEngine(ParticleEngine):
         plain = self.drafter
         setup = Setup.of(
             self.spec, decoder.budget if isinstance(decoder, Saguaro) else OVERLAP_BUDGET,
+            0 if isinstance(decoder, Saguaro) else min(OVERLAP_ANCESTORS, method.slots - 1),
             lanes=lanes, particles=method.slots, max_tokens=max_tokens,
             pages=stores.pool.size * stores.page_size, size=stores.p.vocabulary.size, eos=stores.p.vocabulary.eos,
         )  # fmt: skip
@@ -62,6 +64,12 @@ class RemoteEngine(ParticleEngine):
         """Free everything that some lanes hold, here and there."""
         super().retire(lanes)
         self._remote.close(lanes)
+
+    def extend(self) -> Tensor:
+        """See :meth:`ParticleEngine.extend`; the draft hears of weights with the next request."""
+        increments = super().extend()
+        self._remote.log_w += increments
+        return increments
 
     def select(self, ancestors: Tensor) -> None:
         """Every slot becomes a copy of slot ``ancestors[slot]``; the draft hears of it with the next request."""

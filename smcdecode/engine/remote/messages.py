@@ -50,17 +50,18 @@ class Setup:
     size: int  # tokens of the target's vocabulary
     eos: frozenset[int]  # of the target
     block: int
-    budget: int
+    budget: int  # outcomes of its own block that are prepared for each particle
+    ancestors: int  # and how many other particles' blocks it may be prepared to go on with
     strict: bool  # whole laws are wanted for judging
     top_k: int | None
     top_p: float | None
 
     @classmethod
-    def of(cls, spec: Draft, budget: int, **sizes: int | frozenset[int]) -> "Setup":
+    def of(cls, spec: Draft, budget: int, ancestors: int, **sizes: int | frozenset[int]) -> "Setup":
         """The setup of a declared draft."""
         return cls(
-            block=spec.longest, budget=budget, strict=spec.strict, top_k=spec.top_k, top_p=spec.top_p,
-            **sizes,  # type: ignore[arg-type]
+            block=spec.longest, budget=budget, ancestors=ancestors, strict=spec.strict, top_k=spec.top_k,
+            top_p=spec.top_p, **sizes,  # type: ignore[arg-type]
         )  # fmt: skip
 
     @property
@@ -119,19 +120,20 @@ class Entries:
     cycle: Tensor
     temperature: Tensor  # float64, of the draft now
     following: Tensor  # float64, of the draft in the next cycle
+    weight: Tensor  # float64, the log-weight it carries
 
-    WORDS = 7
+    WORDS = 8
 
     def words(self) -> Tensor:
         """(n · WORDS,) int64."""
         columns = [self.slot, self.source, self.kept, self.token, self.cycle, bits(self.temperature)]
-        return torch.stack([*columns, bits(self.following)], 1).flatten()
+        return torch.stack([*columns, bits(self.following), bits(self.weight)], 1).flatten()
 
     @classmethod
     def of(cls, words: Tensor, n: int) -> "Entries":
         """The entries that :meth:`words` wrote."""
-        slot, source, kept, token, cycle, now, following = words[: n * cls.WORDS].view(n, cls.WORDS).T
-        return cls(slot, source, kept, token, cycle, numbers(now), numbers(following))
+        slot, source, kept, token, cycle, now, following, weight = words[: n * cls.WORDS].view(n, cls.WORDS).T
+        return cls(slot, source, kept, token, cycle, numbers(now), numbers(following), numbers(weight))
 
 
 @dataclasses.dataclass(frozen=True)

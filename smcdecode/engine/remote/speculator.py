@@ -22,7 +22,7 @@ from smcdecode.infer.fanout import Outcomes
 
 __all__ = ["Speculator"]
 
-Outcome = tuple[int, int, int]  # particle, tokens kept, the token behind them
+Outcome = tuple[int, int, int, int]  # particle, whose block it goes on with, tokens kept, the token behind them
 
 
 class Speculator:
@@ -57,7 +57,8 @@ class Speculator:
         trunks, logits = self.texts.open(lanes)
         temperature = lanes.temperature.repeat_interleave(self.setup.particles)
         self._drawn = logits[:0]
-        self._prepare(trunks, logits, torch.ones_like(trunks), temperature, temperature, 1.0)
+        even = torch.zeros_like(temperature)
+        self._prepare(trunks, logits, torch.ones_like(trunks), temperature, temperature, even, 1.0)
 
     def close(self, lanes: Tensor) -> None:
         """Forget lanes."""
@@ -110,16 +111,13 @@ class Speculator:
         logits, fresh = torch.empty(0, self.setup.size), torch.zeros_like(trunks)
         if reading.any():
             logits, fresh[reading] = texts.read(trunks[reading], whole=True)
-        self._prepare(trunks, logits, fresh, entries.temperature, entries.following, share)
+        self._prepare(trunks, logits, fresh, entries.temperature, entries.following, entries.weight, share)
 
     # ---- what became of the last blocks
 
     def _found(self, entries: Entries) -> list[int | None]:
         columns = (entries.slot, entries.source, entries.kept, entries.token)
-        return [
-            self.prepared.get((slot, kept, token)) if slot == source else None
-            for slot, source, kept, token in zip(*(column.tolist() for column in columns), strict=True)
-        ]
+        return [self.prepared.get(outcome) for outcome in zip(*(column.tolist() for column in columns), strict=True)]
 
     def _observe(self, entries: Entries) -> None:
         """Learn how often each k comes, and at which place among the guesses its token."""
@@ -166,8 +164,9 @@ class Speculator:
     # ---- the next outcomes
 
     def _prepare(
-        self, trunks: Tensor, logits: Tensor, fresh: Tensor, temperature: Tensor, following: Tensor, share: float
-    ) -> None:
+        self, trunks: Tensor, logits: Tensor, fresh: Tensor, temperature: Tensor, following: Tensor, weight: Tensor,
+        share: float,
+    ) -> None:  # fmt: skip
         """Guess, then branch.
 
         Args:
@@ -176,13 +175,17 @@ class Speculator:
             fresh: (n,) int64, how many those are of each.
             temperature: (n,) float64, of the laws that guesses are made of.
             following: (n,) float64, of the continuations.
+            weight: (n,) float64, log-weights that the particles carry.
             share: C of the continuations.
         """
         start = time.perf_counter()
-        outcomes = self._likeliest(trunks, logits, fresh, temperature)
+        row, kept, tokens = self._likeliest(trunks, logits, fresh, temperature)
+        source = row
+        if self.setup.ancestors:
+            row, source, kept, tokens = self._replaced(trunks, logits, fresh, temperature, weight, row, kept, tokens)
         self._fanouts.clear()
-        if len(outcomes[0]):
-            self._branch(trunks, *outcomes, following, share)
+        if len(row):
+            self._branch(trunks, row, source, kept, tokens, following, share)
         self._seconds = time.perf_counter() - start
 
     def _likeliest(
@@ -200,7 +203,9 @@ class Speculator:
         guesses[:, :, 1:][own] = self._drawn.topk(texts.guesses).indices.cpu()
         read = ((count - fresh)[:, None] < every) & (every <= count[:, None])
         guesses[:, :, 1:][read] = logits.topk(texts.guesses).indices.cpu()
-        likely = self._likely(trunks, logits, fresh, temperature, bonus)
+        likely = torch.full_like(trunks, -1)
+        asked = bonus.nonzero()[:, 0]
+        likely[asked] = self._likely(trunks[asked], logits[fresh.cumsum(0)[asked] - 1], temperature[asked])
         guesses[:, :, 0] = likely[:, None].masked_fill(~at_end, -1)  # comes first, and only once
         other = torch.where(drafted, texts.blocks(trunks, K + 1), likely[:, None])  # refused, it cannot come again
         guesses[:, :, 1:].masked_fill_(guesses[:, :, 1:] == other[:, :, None], -1)
@@ -214,14 +219,35 @@ class Speculator:
         row, kept, place = wanted.nonzero(as_tuple=True)
         return row, kept, guesses[row, kept, place]
 
-    def _likely(self, trunks: Tensor, logits: Tensor, fresh: Tensor, temperature: Tensor, bonus: Tensor) -> Tensor:
-        """What the target would draw behind whole blocks, were its law the draft's, by its uniform; −1 for none."""
-        likely = torch.full_like(trunks, -1)
-        asked = bonus.nonzero()[:, 0]
-        if len(asked):
-            law = self.texts.law(logits[fresh.cumsum(0)[asked] - 1], temperature[asked])
-            likely[asked] = draw(law, self.texts.slots.uniform(trunks[asked], 0, Stream.BONUS))[0]
-        return likely
+    def _likely(self, trunks: Tensor, logits: Tensor, temperature: Tensor) -> Tensor:
+        """What the target would draw behind whole blocks, were its law the draft's, by their uniforms: (n,) int64."""
+        if not len(trunks):
+            return trunks
+        return draw(self.texts.law(logits, temperature), self.texts.slots.uniform(trunks, 0, Stream.BONUS))[0]
+
+    def _replaced(
+        self, trunks: Tensor, logits: Tensor, fresh: Tensor, temperature: Tensor, weight: Tensor, row: Tensor,
+        kept: Tensor, tokens: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """Outcomes of :meth:`_likeliest`, and between them those of light particles that are replaced by heavy ones.
+
+        Returns:
+            rows of ``trunks``, the rows whose block they go on with, tokens kept and the token behind: (m,) int64 each.
+        """
+        texts, slots = self.texts, self.texts.slots
+        pairs = _heavier(slots.lane[trunks].tolist(), weight.tolist(), self.setup.ancestors)
+        light, heavy = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T
+        open_ = ~texts.ended[trunks[heavy]]
+        light, heavy = light[open_], heavy[open_]
+        at_end = logits[fresh.cumsum(0)[heavy] - 1]
+        behind = self._likely(trunks[light], at_end, temperature[heavy])
+        count = texts.count(trunks[heavy])
+        fits = texts.base[trunks[heavy]] + count + 1 < slots.cap[slots.lane[trunks[heavy]]]
+        fits &= ~texts.is_eos[behind]
+        every = torch.cat([row, light[fits]])
+        order = every.argsort(stable=True)
+        columns = ((row, heavy), (kept, count), (tokens, behind))
+        return every[order], *(torch.cat([own, other[fits]])[order] for own, other in columns)  # type: ignore[return-value]
 
     def _fanout(self, backed: bool, count: int, bonus: bool) -> list[int]:
         """How many guesses at each k; computed once a round for each kind of block."""
@@ -231,17 +257,17 @@ class Speculator:
         return self._fanouts[kind]
 
     def _branch(
-        self, trunks: Tensor, row: Tensor, kept: Tensor, tokens: Tensor, temperature: Tensor, share: float
-    ) -> None:
+        self, trunks: Tensor, row: Tensor, source: Tensor, kept: Tensor, tokens: Tensor, temperature: Tensor,
+        share: float,
+    ) -> None:  # fmt: skip
         """A branch for each outcome, and its continuation; outcomes that turn out otherwise meanwhile are left."""
-        texts, whose = self.texts, trunks[row]
+        texts = self.texts
         each = torch.bincount(row, minlength=len(trunks))
-        branches = whose + 1 + torch.arange(len(row)) - (each.cumsum(0) - each)[row]
-        texts.branch(branches, whose, kept, tokens)
-        particles = (whose // (1 + texts.B)).tolist()
-        self.prepared |= dict(
-            zip(zip(particles, kept.tolist(), tokens.tolist(), strict=True), branches.tolist(), strict=True)
-        )
+        branches = trunks[row] + 1 + torch.arange(len(row)) - (each.cumsum(0) - each)[row]
+        texts.branch(branches, trunks[source], kept, tokens)
+        particles = trunks // (1 + texts.B)
+        outcomes = zip(*(x.tolist() for x in (particles[row], particles[source], kept, tokens)), strict=True)
+        self.prepared |= dict(zip(outcomes, branches.tolist(), strict=True))
         lanes = torch.unique_consecutive(texts.slots.lane[trunks])
         texts.slots.cycle[lanes] += 1
         texts.draft(branches, temperature[row], share, self._wanted)
@@ -253,3 +279,17 @@ class Speculator:
         if entries is None:
             return None
         return torch.tensor([branch for branch in self._found(entries) if branch is not None], dtype=torch.int64)
+
+
+def _heavier(lanes: list[int], weights: list[float], most: int) -> list[tuple[int, int]]:
+    """Pairs of rows of a lane, the first of less weight than the second, which is among the ``most`` heaviest there."""
+    rows: dict[int, list[int]] = {}
+    for i, lane in enumerate(lanes):
+        rows.setdefault(lane, []).append(i)
+    return [
+        (i, a)
+        for here in rows.values()
+        for i in here
+        for a in sorted(here, key=lambda row: -weights[row])[:most]
+        if weights[i] < weights[a]
+    ]

@@ -43,7 +43,7 @@ class Texts:
     """
 
     def __init__(self, model: LanguageModel, setup: Setup) -> None:
-        self.model, self.setup, self.B = model, setup, setup.budget
+        self.model, self.setup, self.B = model, setup, setup.budget + setup.ancestors
         each = setup.particles * (1 + self.B)
         pages = setup.pages + setup.slots * (1 + self.B) * (setup.block + 2)
         self.slots = Slots(setup.lanes, each, setup.max_tokens, Prefixes(PagePool(pages), 1))
@@ -52,7 +52,7 @@ class Texts:
         self.spec = Draft(model, setup.block, strictness=1.0, top_k=setup.top_k, top_p=setup.top_p)
         self.is_eos = torch.zeros(setup.size, dtype=torch.bool)
         self.is_eos[sorted(setup.eos)] = True
-        self.guesses = min(GUESSES, self.B + 2, setup.size)
+        self.guesses = min(GUESSES, setup.budget + 2, setup.size)
         S = len(self.slots.length)
         self.base = torch.zeros(S, dtype=torch.int64)
         self.ended = torch.zeros(S, dtype=torch.bool)
@@ -123,7 +123,7 @@ class Texts:
             self._begin(trunks[cut], tokens[cut])
 
     def branch(self, branches: Tensor, trunks: Tensor, kept: Tensor, tokens: Tensor) -> None:
-        """Each branch becomes its trunk's text up to ``kept`` of its block, and one token more: (n,) int64 each."""
+        """Each branch becomes a trunk's text up to ``kept`` of its block, and one token more: (n,) int64 each."""
         slots = self.slots
         end = self.base[trunks] + kept
         ancestors = torch.arange(len(slots.length))
@@ -255,7 +255,7 @@ class Texts:
     @property
     def width(self) -> int:
         """Tokens that σ down-weights: an even share of the budget, and one for the token that is refused."""
-        return min(-(-self.B // (self.setup.block + 1)) + 1, self.guesses, self.setup.size - 1)
+        return min(-(-self.setup.budget // (self.setup.block + 1)) + 1, self.guesses, self.setup.size - 1)
 
     def law(self, logits: Tensor, temperature: Tensor) -> Tensor:
         """The draft's log-weights: (n, V) float32 logits, (n,) float64 → (n, V) float32."""
