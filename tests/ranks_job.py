@@ -132,7 +132,7 @@ def refusals(folder, rank):
     found["long"] = rank == 0 or wire.receive() == long
     wire.patience = 0.3
     if rank:
-        time.sleep(0.8)
+        time.sleep(2.5)
     else:
         found["late"] = refusal(lambda: wire.exchange(0))
     return found
@@ -202,7 +202,7 @@ def loss(folder, rank):
     start = time.monotonic()
     psi = smc.potential(slow, on="tokens")
     long = {"method": smc.SMC(particles=2, threshold=0), "max_tokens": 200, "seed": 1, "progress": False}
-    found = {"during": refusal(lambda: smc.sample(p.at(temperature=9.0) * psi, [2], **long))}
+    found = {"during": refusal(lambda: smc.sample(p * NoStutter(200) * psi, [2], **long))}
     found["after"] = refusal(lambda: smc.sample(p, [2], max_tokens=2, seed=1, progress=False))
     return found | {"seconds": time.monotonic() - start}
 

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import ranks_job
 import torch
+from filelock import FileLock
 from models import tiny
 from test_load import tokenizer
 
@@ -39,18 +40,30 @@ def prepare(folder):
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Checkpoints, what both ranks wrote down of them, by part and rank, and how torchrun ended."""
-    folder = tmp_path_factory.mktemp("ranks")
-    prepare(folder)
+    """Checkpoints, what both ranks wrote down of them, by part and rank, and torchrun's exit code.
+
+    Run once, whichever of pytest's workers comes first.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ranks"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "code").exists():
+            folder.mkdir()
+            prepare(folder)
+            done = launched(folder)
+            assert (folder / "loss0.json").exists(), done.stderr
+            (folder / "code").write_text(str(done.returncode))
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*[01].json")}
+    return folder, found, int((folder / "code").read_text())
+
+
+def launched(folder):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--monitor-interval", "5"]
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, *launcher, str(HERE / "ranks_job.py"), str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
-    assert "loss0" in found, done.stderr
-    return folder, found, done
 
 
 def both(job, part):
@@ -220,11 +233,11 @@ def test_a_server_over_two_ranks_answers_and_stops(job, whole):
 
 
 def test_a_rank_that_is_killed_ends_the_others(job):
-    folder, found, done = job
+    folder, found, code = job
     loss = found["loss0"]
     assert loss["during"].startswith("RankError") and "gone" in loss["during"] and loss["seconds"] < 30
     assert loss["after"].startswith("RankError") and "start all again" in loss["after"]
-    assert "loss1" not in found and done.returncode != 0
+    assert "loss1" not in found and code != 0
     assert "RankError" in found["refusals0"]["late"] and "0.3 s" in found["refusals0"]["late"]
     left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder).encode() in _read(path)]
     assert not left
