@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import json
 import re
 import socket
 import sys
@@ -25,6 +26,7 @@ cloudpickle = pytest.importorskip("ray.cloudpickle")
 online = pytest.importorskip("smcdecode.integrations.ray.online")
 router = pytest.importorskip("smcdecode.integrations.ray.router")
 front = pytest.importorskip("smcdecode.integrations.ray.front")
+Call = pytest.importorskip("smcdecode.integrations.ray.replica").Call
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 LIMITS = Limits(lanes=16, queue=40, max_tokens=400, body=5000)
@@ -56,7 +58,7 @@ def two_replicas():
         port = free.getsockname()[1]
     for module in (sys.modules[__name__], serving, sys.modules["table"]):
         cloudpickle.register_pickle_by_value(module)
-    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         app = online.deploy(make, replicas=(2, 2), limits=LIMITS, cpus=0.2, drain=30.0)
@@ -129,6 +131,17 @@ def wait(condition, seconds=60):
         time.sleep(0.05)
 
 
+def clients_that_leave_free_what_they_held(client):
+    ask = {**ASK, "max_tokens": 400}
+    with client.completions.create(**ask, stream=True) as chunks:
+        next(iter(chunks))
+        assert sum(gauges(client, "live")) == 1
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.3).completions.create(**ask)
+    wait(lambda: sum(gauges(client, "live")) == 0, 5)
+    assert sum(gauges(client, "cancelled_total")) == 2
+
+
 def streaming(client, pool):
     """Sixteen streams that have begun."""
     begun = set()
@@ -173,11 +186,109 @@ def test_replicas_serve_as_one_server_whatever_is_killed_or_taken_away():
     with two_replicas() as client:
         answers_streams_and_refusals_are_those_of_one_server(client)
         prompts_that_begin_alike_go_to_the_replica_that_has_read_them(client)
+        clients_that_leave_free_what_they_held(client)
         a_replica_that_is_killed_ends_its_own_streams_and_no_others(client)
         replicas_that_are_taken_away_finish_their_answers(client)
 
 
 # ---- without a cluster
+
+
+class Handle:
+    """Replicas that do what they are told, one call after the other."""
+
+    def __init__(self, *does):
+        self.does, self.calls, self.cancelled = list(does), [], 0
+
+    def options(self, **_):
+        return self
+
+    def remote(self, call):
+        self.calls.append(call)
+        return Found(self, self.does.pop(0)())
+
+
+class Found:
+    def __init__(self, handle, messages):
+        self.handle, self.messages = handle, messages
+
+    def __aiter__(self):
+        return self.messages
+
+    def cancel(self):
+        self.handle.cancelled += 1
+
+
+async def dead():
+    raise ray.exceptions.ActorDiedError
+    yield
+
+
+async def busy():
+    raise ray.serve.exceptions.BackPressureError(1, 2)
+    yield
+
+
+def says(*parts, kind="application/json", then=None):
+    async def messages():
+        yield {"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind.encode())]}
+        for i, part in enumerate(parts):
+            yield {"type": "http.response.body", "body": part, "more_body": then is not None or i + 1 < len(parts)}
+        if then is not None:
+            raise then
+
+    return messages
+
+
+def forwarded(*does, body=b'{"prompt": "ab"}'):
+    """Status, headers and body of the response to a request of replicas that do one thing after the other; those."""
+    handle, said = Handle(*does), []
+    app = front.Front(handle, most=1000).__serve_build_asgi_app__()
+    asked = [{"type": "http.request", "body": body, "more_body": False}]
+    call = Call("POST", "/v1/completions", b"x=1", [(b"authorization", b"Bearer k")], body, ())
+
+    async def receive():
+        return asked.pop() if asked else await asyncio.Event().wait()
+
+    async def send(message):
+        said.append(message)
+
+    asyncio.run(app(call.scope(), receive, send))
+    headers = {name.decode(): value.decode() for name, value in said[0]["headers"]}
+    return said[0]["status"], headers, b"".join(message["body"] for message in said[1:]), handle
+
+
+def code(body):
+    return json.loads(body)["error"]["code"]
+
+
+def test_a_request_is_forwarded_whole_and_asked_again_where_a_replica_dies_before_a_word():
+    asked = b'{"prompt": "' + b"a" * 300 + b'"}'
+    status, _, body, handle = forwarded(dead, dead, says(b"{", b"}"), body=asked)
+    assert (status, body, handle.cancelled, len(handle.calls)) == (200, b"{}", 0, 3)
+    for call in handle.calls:
+        assert (call.method, call.path, call.query, call.body) == ("POST", "/v1/completions", b"x=1", asked)
+        assert call.keys == router.beginnings("a" * 300) != ()
+        assert call.headers == [(b"authorization", b"Bearer k")]
+
+
+def test_what_no_replica_answers_is_told():
+    status, headers, body, handle = forwarded(dead, dead, dead, says(b"{}"))
+    assert (status, code(body), len(handle.calls)) == (503, "replica_lost", 3) and "retry-after" in headers
+    status, _, body, _ = forwarded(busy)
+    assert (status, code(body)) == (429, "queue_full")
+    status, _, _, handle = forwarded(body=b"a" * 1001)
+    assert (status, handle.calls) == (413, [])
+    lost = ray.exceptions.ActorDiedError()
+    _, _, body, _ = forwarded(says(b"data: 1\n\n", kind="text/event-stream", then=lost))
+    assert body.startswith(b"data: 1\n\ndata: {") and code(body[15:]) == "replica_lost"
+    with pytest.raises(ray.exceptions.ActorDiedError):  # half an answer that is no stream: the connection breaks
+        forwarded(says(b"{", then=lost))
+
+
+def test_bodies_that_are_nothing_have_no_beginning():
+    for body in (b"", b"{", b"[]", b"3", b'{"prompt": null}', b'{"messages": 4}', b"[" * 100_000):
+        assert front._prompt(body) in ("", "null", "4")
 
 
 def test_beginnings_are_alike_as_far_as_texts_are():
