@@ -4,6 +4,7 @@ What a pass attends to is mostly the same for every pass of a block: it is looke
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import torch
@@ -82,5 +83,10 @@ class Company:
     def behind(self, drafted: Tensor) -> Feed:
         """A pass over the last of some tokens ``drafted`` (n, k ≥ 1) behind the own ones."""
         own_len = self.length + drafted.shape[1]
-        batch = self.batch(torch.ones_like(own_len), own_len)
-        return Feed(drafted[:, -1], self.before + own_len - 1, batch, torch.arange(len(own_len)))
+        ones, rows = self._alone
+        return Feed(drafted[:, -1], self.before + own_len - 1, self.batch(ones, own_len), rows)
+
+    @functools.cached_property
+    def _alone(self) -> tuple[Tensor, Tensor]:
+        """One token a row: how many, and which."""
+        return torch.ones_like(self.slots), torch.arange(len(self.slots))

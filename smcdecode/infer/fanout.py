@@ -6,6 +6,8 @@ the probability of k and hit_k(F) that of t being among the F likeliest guesses 
 arXiv 2603.03251).
 """
 
+import heapq
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -64,13 +66,16 @@ def allocate(outcomes: ArrayLike, hit: ArrayLike, budget: int) -> NDArray[np.int
         (n,) int64 F_k.
     """
     P, table = np.asarray(outcomes, dtype=np.float64), np.asarray(hit, dtype=np.float64)
-    gains = P[:, None] * np.diff(table, axis=1)  # (n, most)
-    F = np.zeros(len(P), dtype=np.int64)
-    every = np.arange(len(P))
-    for _ in range(min(budget, gains.size)):
-        here = np.where(gains.shape[1] > F, gains[every, np.minimum(F, gains.shape[1] - 1)], -np.inf)
-        F[int(np.argmax(here))] += 1
-    return F
+    gains = (P[:, None] * np.diff(table, axis=1)).tolist()  # n lists of ``most``
+    F = [0] * len(gains)
+    next_ = [(-here[0], k) for k, here in enumerate(gains) if here]
+    heapq.heapify(next_)
+    for _ in range(min(budget, sum(map(len, gains)))):
+        _, k = heapq.heappop(next_)
+        F[k] += 1
+        if F[k] < len(gains[k]):
+            heapq.heappush(next_, (-gains[k][F[k]], k))
+    return np.array(F, dtype=np.int64)
 
 
 class Outcomes:

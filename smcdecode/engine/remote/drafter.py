@@ -137,13 +137,14 @@ class RemoteDrafter(Drafter):
 
     def _heard(self, n: int) -> Answer:
         words = self.remote.receive()
-        if int(words[1]) != self._serial:
+        kind, serial, size = words[:3].tolist()
+        if serial != self._serial:
             raise Broken("an answer came out of turn")
-        if int(words[0]) == Kind.FAILURE:
-            failure: Exception = pickle.loads(self.remote.payload(int(words[2])).numpy().tobytes())
+        if kind == Kind.FAILURE:
+            failure: Exception = pickle.loads(self.remote.payload(size).numpy().tobytes())
             raise failure
         K, V = self.setup.block, self.setup.size
-        size = Answer.size(words, n, K, V)
+        size = Answer.size(words, V)
         payload = self.remote.payload(size) if size else None
         return Answer.of(words, payload, n, K, V)
 

@@ -72,7 +72,7 @@ class Setup:
     @property
     def words(self) -> int:
         """Words that hold any message of the run."""
-        return 8 + max(self.lanes, self.slots * max(Entries.WORDS, 2 + 2 * self.block))
+        return 9 + max(self.lanes, self.slots * max(Entries.WORDS, 2 + 2 * self.block))
 
     def packed(self) -> Tensor:
         """As bytes."""
@@ -154,7 +154,8 @@ class Answer:
         K = self.tokens.shape[1]
         times = torch.tensor([self.prepared, self.redrafted], dtype=torch.float64)
         width = 0 if self.top is None else self.top.shape[1]
-        head = torch.tensor([Kind.ANSWER, serial, _width(self.laws), width])
+        rows = 0 if self.laws is None else len(self.laws)
+        head = torch.tensor([Kind.ANSWER, serial, _width(self.laws), width, rows])
         table = torch.cat([self.hit[:, None], self.count[:, None], self.tokens, bits(self.log_q).view(-1, K)], 1)
         return torch.cat([head, bits(times), table.flatten()])
 
@@ -173,19 +174,18 @@ class Answer:
         return torch.cat([part.view(torch.uint8).flatten() for part in parts]) if parts else None
 
     @staticmethod
-    def size(words: Tensor, n: int, block: int, V: int) -> int:
-        """Bytes of the payload behind the words of an answer to ``n`` entries."""
-        rows = int(words[6 : 6 + n * (2 + 2 * block)].view(n, -1)[:, 1].clamp(min=0).sum())
-        width, top = int(words[2]), int(words[3])
+    def size(words: Tensor, V: int) -> int:
+        """Bytes of the payload behind the words of an answer."""
+        width, top, rows = words[2:5].tolist()
         each = 0 if width <= 1 else 4 * V if width == V else 8 * width
         return rows * (each + 4 * top) if width >= 0 else 0
 
     @staticmethod
     def of(words: Tensor, payload: Tensor | None, n: int, block: int, V: int) -> "Answer":
         """The answer that was sent."""
-        table = words[6 : 6 + n * (2 + 2 * block)].view(n, -1)
+        table = words[7 : 7 + n * (2 + 2 * block)].view(n, -1)
         hit, count, tokens, log_q = table[:, 0], table[:, 1], table[:, 2 : 2 + block], numbers(table[:, 2 + block :])
-        width, top_width = int(words[2]), int(words[3])
+        width, top_width = words[2:4].tolist()
         laws: Tensor | None = None
         top: Tensor | None = None
         if width >= 0:
@@ -193,7 +193,7 @@ class Answer:
             rows = len(drafted)
             laws, rest = _unpacked_laws(payload, drafted, width, V)
             top = rest.view(torch.int32).view(rows, top_width).long() if top_width else None
-        prepared, redrafted = numbers(words[4:6]).tolist()
+        prepared, redrafted = numbers(words[5:7]).tolist()
         return Answer(hit, count, tokens, log_q, laws, top, prepared, redrafted)
 
 
