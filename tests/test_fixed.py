@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engines import lm, outcomes_of
+from engines import finish, lm, outcomes_of, scheduler_of
 from models import tiny
 from pretend import DEVICE, Pretend
 from stand_in import Library
@@ -185,6 +185,17 @@ def test_mixed_requests_share_a_scheduler_and_may_be_dropped():
     assert sorted(done) == [0, 2, 3, 4, 5, 7]
     scheduler.audit()
     assert scheduler.stores.pool.used == 0 and scheduler._pages == 0
+
+
+def test_recordings_outlive_the_requests_they_were_made_for():
+    p, q = pair()
+    method = smc.SMC(smc.Draft(q, block=2), particles=2)
+    scheduler = scheduler_of(p, method, PROMPTS[:1], max_tokens=6)
+    [request] = scheduler._waiting
+    first = finish(scheduler)
+    [group] = scheduler._rested
+    scheduler.add(request)
+    assert finish(scheduler)[0].tokens == first[0].tokens and scheduler._rested == [group]
 
 
 def assert_lent(group):

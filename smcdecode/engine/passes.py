@@ -90,20 +90,24 @@ class Passes:
             raise
         return logits
 
+    @property
+    def own_stores(self) -> list[KVStore]:
+        """The target's, and the draft's where there is one."""
+        return [self.stores.target] if self.q_store is None else [self.stores.target, self.q_store]
+
     def copy_pages(self, source: Tensor, copies: Tensor) -> None:
         """Copy whole pages in both stores, and count the bytes."""
         if not len(source):
             return
-        for store in (self.stores.target, self.q_store):
-            if store is not None:
-                store.copy_pages(source, copies)
-        self.stats.bytes_moved = self.stores.bytes_moved
+        before = self.stores.bytes_moved
+        for store in self.own_stores:
+            store.copy_pages(source, copies)
+        self.stats.bytes_moved += self.stores.bytes_moved - before
 
     def move_pages(self, source: Tensor, copies: Tensor) -> None:
         """As :meth:`copy_pages`, on the device and not counted; page 0 may be copied to page 0."""
-        for store in (self.stores.target, self.q_store):
-            if store is not None:
-                store.move_pages(source, copies)
+        for store in self.own_stores:
+            store.move_pages(source, copies)
 
 
 def _fixed(model: LanguageModel, store: KVStore, tokens: Tensor, frame: Frame, rows: Tensor) -> Tensor:

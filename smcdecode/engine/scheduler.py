@@ -21,6 +21,8 @@ from smcdecode.errors import InvalidOption, OutOfPages
 
 __all__ = ["Cycle", "Outcome", "Scheduler"]
 
+_RESTED = 4  # recorded groups that are kept: recording anew takes a second or more
+
 
 class Scheduler:
     """Runs any requests on one target model over one pool of pages; those of equal method in one batch.
@@ -45,6 +47,7 @@ class Scheduler:
         self.groups: list[
             Group | FixedGroup
         ] = []  # those that have something to do, in the order of their first request
+        self._rested: list[FixedGroup] = []  # without requests, but with their recordings, the latest first
         self._waiting: deque[Request] = deque()
         self._pages = self._workspace = 0  # reserved
 
@@ -161,7 +164,7 @@ class Scheduler:
             finally:
                 for group in self.groups:
                     self._settle(group.requests)
-                    group.stop()
+                    self._rest(group)
                 self.groups = []
 
     def latest(self) -> list[Cycle]:
@@ -174,6 +177,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Let the memory of keys and values go at once; nothing runs here any more."""
+        self._rested.clear()
         self.stores.close()
 
     def audit(self) -> None:
@@ -187,7 +191,7 @@ class Scheduler:
         """Give lanes to waiting requests while lanes, pages and workspace last; forget groups without requests."""
         for group in self.groups:
             if not group.requests:
-                group.stop()
+                self._rest(group)
         self.groups = [group for group in self.groups if group.requests]
         while self._waiting and self._fits(self._waiting[0]) and self._group(self._waiting[0]).place(self._waiting[0]):
             request = self._waiting.popleft()
@@ -230,8 +234,17 @@ class Scheduler:
         for group in self.groups:
             if isinstance(group, FixedGroup) == self._recorded(request) and group.takes(request):
                 return group
-        self.groups.append(self._new_group(request))
+        rested = next((group for group in self._rested if self._recorded(request) and group.takes(request)), None)
+        if rested is not None:
+            self._rested.remove(rested)
+        self.groups.append(rested or self._new_group(request))
         return self.groups[-1]
+
+    def _rest(self, group: Group | FixedGroup) -> None:
+        """End a group; one that records is kept for requests to come, if it is one of the last few."""
+        group.stop()
+        if isinstance(group, FixedGroup):
+            self._rested = [group, *self._rested][:_RESTED]
 
     def _new_group(self, request: Request) -> Group | FixedGroup:
         budget = self.budget

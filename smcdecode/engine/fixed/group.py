@@ -265,8 +265,8 @@ class FixedGroup:
         stats.draft_positions += report.writing * K
         stats.drafted += report.judged
         stats.accepted += report.accepted
-        stores = [self.stores.target, *self.stores.drafts.values()]
-        stats.bytes_moved += report.copied * sum(bytes_per_page(s.layout, s.page_size) for s in stores)
+        page = sum(bytes_per_page(store.layout, store.page_size) for store in self.passes.own_stores)
+        stats.bytes_moved += report.copied * page
 
     def _outcome(self, lane: "_Lane", report: Report, g: int) -> Outcome:
         assert lane.request is not None
