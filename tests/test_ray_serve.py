@@ -202,6 +202,12 @@ class Handle:
     def options(self, **_):
         return self
 
+    def broadcast(self, name):
+        async def results_async():
+            return [f"# TYPE {name} gauge\n{name} {i}.0\n" for i in range(2)]
+
+        return SimpleNamespace(results_async=results_async)
+
     def remote(self, call):
         self.calls.append(call)
         return Found(self, self.does.pop(0)())
@@ -228,9 +234,9 @@ async def busy():
     yield
 
 
-def says(*parts, kind="application/json", then=None):
+def says(*parts, kind="application/json", then=None, status=200):
     async def messages():
-        yield {"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind.encode())]}
+        yield {"type": "http.response.start", "status": status, "headers": [(b"content-type", kind.encode())]}
         for i, part in enumerate(parts):
             yield {"type": "http.response.body", "body": part, "more_body": then is not None or i + 1 < len(parts)}
         if then is not None:
@@ -239,12 +245,12 @@ def says(*parts, kind="application/json", then=None):
     return messages
 
 
-def forwarded(*does, body=b'{"prompt": "ab"}'):
+def forwarded(*does, body=b'{"prompt": "ab"}', path="/v1/completions"):
     """Status, headers and body of the response to a request of replicas that do one thing after the other; those."""
     handle, said = Handle(*does), []
     app = front.Front(handle, most=1000).__serve_build_asgi_app__()
     asked = [{"type": "http.request", "body": body, "more_body": False}]
-    call = Call("POST", "/v1/completions", b"x=1", [(b"authorization", b"Bearer k")], body, ())
+    call = Call("POST" if path.startswith("/v1") else "GET", path, b"x=1", [(b"authorization", b"Bearer k")], body, ())
 
     async def receive():
         return asked.pop() if asked else await asyncio.Event().wait()
@@ -283,6 +289,13 @@ def test_what_no_replica_answers_is_told():
     assert body.startswith(b"data: 1\n\ndata: {") and code(body[15:]) == "replica_lost"
     with pytest.raises(ray.exceptions.ActorDiedError):  # half an answer that is no stream: the connection breaks
         forwarded(says(b"{", then=lost))
+
+
+def test_the_numbers_of_all_replicas_are_for_those_whom_one_lets_in():
+    status, _, body, _ = forwarded(says(b"one"), path="/metrics")
+    assert (status, body.count(b"metrics{replica=")) == (200, 2)
+    status, _, body, _ = forwarded(says(b"no", status=401), path="/metrics")
+    assert (status, body) == (401, b"no")
 
 
 def test_bodies_that_are_nothing_have_no_beginning():
