@@ -89,9 +89,9 @@ def draw(law: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 def _log_p(logits: Tensor, law: Tensor, name: str) -> Tensor:
     """Each row's log p under its own temperature and truncation: (n, V) float32."""
+    if len(law) and bool((law == law[0]).all()):
+        return _truncated(logits, law[0].tolist(), name)
     kinds = law.unique(dim=0)  # type: ignore[no-untyped-call]
-    if len(kinds) == 1:
-        return _truncated(logits, kinds[0].tolist(), name)
     log_p = torch.empty_like(logits)
     for kind in kinds:
         rows = (law == kind).all(-1).nonzero()[:, 0]
@@ -122,14 +122,17 @@ def proposal_law(logits: Tensor, draft: Draft, temperature: Tensor, mask: Tensor
     Returns:
         (n, V) float32 log-weights; draw() normalises them.
     """
-    greedy = temperature == 0
     law = logits
-    if bool((temperature != 1).any()):
-        law = logits / temperature.masked_fill(greedy, 1.0)[:, None].float().to(logits.device)
+    low, high = (float(x) for x in temperature.aminmax()) if len(temperature) else (1.0, 1.0)
+    if low == 0:
+        law = logits / temperature.masked_fill(temperature == 0, 1.0)[:, None].float().to(logits.device)
+    elif (low, high) != (1, 1):
+        law = logits / temperature[:, None].float().to(logits.device)
     if draft.top_k is not None or draft.top_p is not None:
         check_numbers(logits.amax(-1), draft.model.name)  # a NaN would look like the largest
         law = reference.log_law(law, 1.0, draft.top_k, draft.top_p)
-    if bool(greedy.any()):
+    if low == 0:
+        greedy = temperature == 0
         check_numbers(logits.amax(-1), draft.model.name)
         law = torch.where(greedy[:, None].to(logits.device), reference.log_law(logits, 0.0, None, None), law)
     return law if mask is None else reference.apply_bitmask(law.clone() if law is logits else law, mask.to(law.device))
