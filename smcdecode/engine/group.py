@@ -1,8 +1,8 @@
 """Requests of one method, cycle by cycle: lanes of one engine. Knows lanes and what they went through; no queue."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from smcdecode.declare.method import SMC
 from smcdecode.declare.verification import Method, MultiDraft, Saguaro
 from smcdecode.engine.chains import ChainEngine
+from smcdecode.engine.cycles import Cycle, Seen, told
 from smcdecode.engine.particles import ParticleEngine
 from smcdecode.engine.passes import Passes, Stores
 from smcdecode.engine.remote.engine import RemoteEngine
@@ -28,24 +29,6 @@ _PREFILL_TOKENS = 512  # prompts are read together up to this many tokens a pass
 
 
 @dataclasses.dataclass(frozen=True)
-class Cycle:
-    """What one cycle did to one request's particles; weights are those before resampling."""
-
-    ess: float
-    log_z: float  # estimate so far
-    chi2: float  # 1 + χ²(p‖q) of this cycle's incremental weights, estimated
-    resampled: bool
-    survivors: int  # distinct first-cycle ancestors of the particles
-    alive: int  # particles with positive weight
-    particles: int  # N in this cycle; the other slots were idle, of weight zero
-    tokens: int  # tokens of the longest particle
-    ancestors: list[int]  # by slot; -1: idle from now on
-    log_w: list[float]
-    counts: list[int]  # tokens that each particle wrote since its ancestor's last cycle
-    written: list[int]  # those tokens, particle by particle
-
-
-@dataclasses.dataclass(frozen=True)
 class Outcome:
     """A request that is done: its weighted particles and how they came about."""
 
@@ -58,15 +41,6 @@ class Outcome:
     resamplings: float  # in multinomial equivalents, for the variance estimate
     cycles: list[Cycle]
     deaths: list[Death]
-
-
-class _Seen(NamedTuple):
-    """A cycle of all lanes as it was, to be told of when somebody asks."""
-
-    step: Step
-    longest: Tensor  # (G,) int64, tokens of each lane's longest particle
-    counts: Tensor  # (G, N) int64, tokens that each particle wrote since its ancestor's last cycle
-    written: Tensor  # (G, N, W) int64, those tokens; only the first so many mean something
 
 
 class Group:
@@ -83,10 +57,10 @@ class Group:
         self._answers = 1 if isinstance(decoder, MultiDraft) else self._N  # the chains of a lane end as one text
         self._lane: list[Request | None] = [None] * lanes
         self._cycles: list[list[Cycle]] = [[] for _ in range(lanes)]
-        self._seen: list[list[_Seen]] = [[] for _ in range(lanes)]  # cycles behind those
+        self._seen: list[list[Seen]] = [[] for _ in range(lanes)]  # cycles behind those
         self._placed: list[tuple[int, Request]] = []  # begin with the next cycle
         self._told = torch.zeros_like(self.engine.slots.length)  # own tokens of each slot that cycles have told of
-        self._news = (self._told, self._told)  # counts and tokens of this cycle, see _Seen
+        self._news = (self._told, self._told)  # counts and tokens of this cycle, see Seen
         self._steps = run(self, SCHEMES[method.resampling], method.threshold, method.population)
 
     # ---- requests
@@ -208,7 +182,7 @@ class Group:
         return count[:, : self._answers], written[:, : self._answers]
 
     def _record(self, step: Step) -> None:
-        seen = _Seen(step, self.engine.slots.length.view(-1, self._N).amax(-1), *self._news)
+        seen = Seen(step, self.engine.slots.length.view(-1, self._N).amax(-1), *self._news)
         for lane, request in enumerate(self._lane):
             if request is not None:
                 self._seen[lane].append(seen)
@@ -218,7 +192,7 @@ class Group:
     def _told_of(self, lane: int) -> list[Cycle]:
         """All cycles of a lane."""
         if self._seen[lane]:
-            self._cycles[lane] += _cycles(self._seen[lane], lane)
+            self._cycles[lane] += told(self._seen[lane], lane)
             self._seen[lane] = []
         return self._cycles[lane]
 
@@ -262,32 +236,6 @@ def _engine(decoder: Method, method: SMC, stores: Stores, **options: Any) -> Par
     if isinstance(decoder, Saguaro) or method.overlap:
         return RemoteEngine(decoder if isinstance(decoder, Saguaro) else method, stores, **options)
     return ParticleEngine(method, stores, **options)
-
-
-def _cycles(seen: list[_Seen], lane: int) -> list[Cycle]:
-    """What some cycles did in one lane."""
-
-    def column(values: Iterable[Tensor]) -> Tensor:
-        return torch.stack(tuple(values))[:, lane]
-
-    steps = [each.step for each in seen]
-    log_w, counts = column(s.log_w for s in steps), column(each.counts for each in seen).tolist()
-    written = [
-        [token for row, n in zip(each.written[lane].tolist(), own, strict=True) for token in row[:n]]
-        for each, own in zip(seen, counts, strict=True)
-    ]
-    columns = (
-        column(s.ess for s in steps), column(s.log_z for s in steps), column(s.chi2 for s in steps),
-        column(s.resampled for s in steps), _distinct(column(s.origin for s in steps)),
-        (~torch.isneginf(log_w)).sum(-1), column(s.count for s in steps), column(each.longest for each in seen),
-        column(s.ancestors for s in steps), log_w,
-    )  # fmt: skip
-    return [Cycle(*row) for row in zip(*(c.tolist() for c in columns), counts, written, strict=True)]
-
-
-def _distinct(x: Tensor) -> Tensor:
-    """How many different values each row has, -1 not counted: (T, N) int64 → (T,) int64."""
-    return (x.sort(-1).values.diff() != 0).sum(-1) + 1 - (x < 0).any(-1).long()
 
 
 def packed(started: list[tuple[int, Request]]) -> Iterator[list[tuple[int, Request]]]:

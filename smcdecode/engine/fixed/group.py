@@ -14,10 +14,11 @@ from smcdecode.declare.proposal import Draft
 from smcdecode.declare.verification import MultiDraft, Saguaro
 from smcdecode.engine.attention import Batch
 from smcdecode.engine.cache import bytes_per_page
+from smcdecode.engine.cycles import Cycle
 from smcdecode.engine.fixed.cycle import FixedCycle, Rules
 from smcdecode.engine.fixed.state import Report, State
 from smcdecode.engine.graphs import Pending, Recorder
-from smcdecode.engine.group import Cycle, Outcome, packed
+from smcdecode.engine.group import Outcome, packed
 from smcdecode.engine.model import LanguageModel
 from smcdecode.engine.passes import Passes, Stores
 from smcdecode.engine.request import Request
