@@ -39,7 +39,7 @@ class Wrapper:
         assert all(x.dtype == torch.int32 for x in args[:4])
         assert len(qo) == len(indptr) == len(last) + 1
         assert len(indices) >= indptr[-1] if self.buffers else len(indices) == indptr[-1]
-        assert not self.buffers or kwargs.pop("disable_split_kv")  # else the plan depends on the lengths
+        assert not self.buffers or kwargs["disable_split_kv"]  # else the plan depends on the lengths
         assert qo[0] == indptr[0] == 0 and (qo.diff() > 0).all() and (indptr.diff() > 0).all()
         assert ((last >= 1) & (last <= page_size)).all()
         assert kwargs["logits_soft_cap"] is None or kwargs["logits_soft_cap"] > 0

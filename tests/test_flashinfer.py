@@ -10,8 +10,8 @@ from test_attention import STEPS, WORLDS, World
 
 import smcdecode as smc
 from smcdecode.engine import flashinfer
-from smcdecode.engine.attention import Batch
-from smcdecode.engine.cache import LayerShape
+from smcdecode.engine.attention import Batch, Frame
+from smcdecode.engine.cache import KVStore, LayerShape, Layout
 from smcdecode.engine.flashinfer import FlashInfer
 from smcdecode.engine.load import attention_of
 from smcdecode.engine.page_lists import new_slots, own_lists, prompt_lists, whole_lists
@@ -95,6 +95,9 @@ def test_calls_agree_with_the_installed_signatures(ways):
         w = World(prompts, members, page_size=5, attention=way)
         for window in (None, 6):
             w.step(STEPS[1][: len(w.group)], window)
+    store = KVStore(Layout((LayerShape(2, 8, 8),), torch.float32, CPU), 5, 4)
+    frame = Frame(torch.tensor([[1, 2], [3, 0]]).int(), torch.tensor([6, 3]), torch.ones(2, 2, dtype=torch.bool), 4)
+    way.fixed(frame, store).attend(0, *(torch.zeros(4, n, 8) for n in (4, 2, 2)), scaling=1.0, window=5)
     for name, args, kwargs in way.library.calls:
         function = installed
         for part in name.split("."):

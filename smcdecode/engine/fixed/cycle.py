@@ -213,7 +213,7 @@ class FixedCycle:
     def _law(self, logits: Tensor, temperature: Tensor, alpha: Tensor, each: int) -> Law:
         """The target's law at ``each`` rows of some slots, or lanes: (n,) float64 → n · each rows."""
         inverse, exponent = (
-            x[:, None].expand(-1, each).reshape(-1) for x in ((1 / temperature).float(), alpha.float())
+            x[:, None].expand(-1, each).contiguous().view(-1) for x in ((1 / temperature).float(), alpha.float())
         )
         return Law(logits, inverse, None if self.rules.plain else exponent)
 
@@ -334,7 +334,7 @@ class FixedCycle:
         _, log_z = ops.score(law, partial, torch.zeros_like(state.seed[here]))
         slots = torch.arange(state.particles, device=state.device)
         zero = torch.zeros_like(slots)
-        key = Key(state.seed[here].expand(state.particles), slots, zero, zero, Stream.BONUS)
+        key = Key(state.seed[here] + zero, slots, zero, zero, Stream.BONUS)
         token, log_r = ops.draw(law, partial, zero, key)
         alone = _lane(state, lane)
         barren = torch.isneginf(log_z)

@@ -164,8 +164,8 @@ class State:
     # ---- what follows from them
 
     def of_slots(self, lanes: Tensor) -> Tensor:
-        """A number of each lane, for its slots: (G,) → (S,)."""
-        return lanes[:, None].expand(self.lanes, self.particles).reshape(-1)
+        """A number of each lane, for its slots: (G,) → (S,), side by side in memory as kernels read them."""
+        return lanes[:, None].expand(self.lanes, self.particles).contiguous().view(-1)
 
     @functools.cached_property
     def place(self) -> Tensor:
