@@ -12,13 +12,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from smcdecode.engine.drafting import Stream
-from smcdecode.engine.draw import draw
 from smcdecode.engine.model import LanguageModel
 from smcdecode.engine.remote.backup import backed
+from smcdecode.engine.remote.likely import Likely
 from smcdecode.engine.remote.messages import Answer, Backup, Entries, Lanes, Setup
 from smcdecode.engine.remote.texts import Texts
-from smcdecode.infer.fanout import Outcomes
 
 __all__ = ["Speculator"]
 
@@ -38,15 +36,8 @@ class Speculator:
         self.setup, self.next_entries = setup, next_entries
         self.texts = Texts(model, setup)
         self.prepared: dict[Outcome, int] = {}  # → branch
-        most, K = self.texts.guesses, setup.block
-        self.outcomes = {
-            False: Outcomes(setup.block, most),
-            True: Outcomes(setup.block, most, acceptance=0.0),  # behind a backup block
-        }
-        self.backed = torch.zeros_like(self.texts.ended)  # trunks whose last block was a backup's
-        self._guessed = torch.full((setup.slots, K + 1, most + 1), -1)  # guesses at each k, the likeliest first
+        self.likely = Likely(self.texts, setup)
         self._drawn = torch.empty(0, setup.size)  # logits of the blocks just answered
-        self._fanouts: dict[tuple[bool, int, bool], list[int]] = {}
         self._moves: tuple[Entries, Tensor] | None = None  # what was told, and the texts that foresaw it
         self._seconds = 0.0
 
@@ -96,7 +87,7 @@ class Speculator:
             return
         (entries, origins), self._moves = self._moves, None
         trunks = self.texts.trunk(entries.slot)
-        self._observe(entries)
+        self.likely.observe(entries)
         self.texts.follow(trunks, origins, entries.kept, entries.token)
         self._forget(entries.slot)
         self.texts.slots.cycle[self.texts.slots.lane[trunks]] = entries.cycle
@@ -107,7 +98,7 @@ class Speculator:
         texts = self.texts
         trunks = texts.trunk(entries.slot)
         unread = (texts.slots.length > texts.slots.cached)[trunks]
-        reading = unread & (~texts.ended | self.backed)[trunks]
+        reading = unread & (~texts.ended | self.likely.backed)[trunks]
         logits, fresh = torch.empty(0, self.setup.size), torch.zeros_like(trunks)
         if reading.any():
             logits, fresh[reading] = texts.read(trunks[reading], whole=True)
@@ -119,23 +110,12 @@ class Speculator:
         columns = (entries.slot, entries.source, entries.kept, entries.token)
         return [self.prepared.get(outcome) for outcome in zip(*(column.tolist() for column in columns), strict=True)]
 
-    def _observe(self, entries: Entries) -> None:
-        """Learn how often each k comes, and at which place among the guesses its token."""
-        sources = self.texts.trunk(entries.source)
-        guesses = self._guessed[entries.source, entries.kept]  # (n, M + 1)
-        order = (guesses >= 0).cumsum(1) - 1
-        place = torch.where(guesses == entries.token[:, None], order, self.texts.guesses).amin(1)
-        kept = torch.where(entries.kept == self.texts.count(sources), self.setup.block, entries.kept)
-        for backup, k, at in zip(self.backed[sources].tolist(), kept.tolist(), place.tolist(), strict=True):
-            self.outcomes[backup].observe(k, at)
-
     def _forget(self, slots: Tensor) -> None:
         """Drop what was prepared for some particles."""
         gone = set(slots.tolist())
         self.prepared = {key: branch for key, branch in self.prepared.items() if key[0] not in gone}
         trunks = self.texts.trunk(slots)
-        self._guessed[slots] = -1
-        self.backed[trunks] = False
+        self.likely.forget(slots)
         self.texts.prune(trunks)
 
     def _back_up(self, trunks: Tensor, backup: Backup) -> None:
@@ -143,12 +123,12 @@ class Speculator:
         texts = self.texts
         blocks = backed(backup, texts.slots, trunks, self.setup.block, texts.is_eos)
         texts.put(trunks, blocks.tokens, blocks.count)
-        self.backed[trunks] = True
+        self.likely.backed[trunks] = True
 
     def _read_off(self, trunks: Tensor, hit: Tensor, share: float, seconds: float) -> Answer:
         """The blocks that stand behind some trunks now; what they were drawn from is kept for the next guesses."""
         texts, K = self.texts, self.setup.block
-        backed = self.backed[trunks]
+        backed = self.likely.backed[trunks]
         count = texts.count(trunks).masked_fill(backed, -1)
         drafted = torch.arange(K) < count[:, None]
         own = trunks[~backed]
@@ -179,82 +159,10 @@ class Speculator:
             share: C of the continuations.
         """
         start = time.perf_counter()
-        row, kept, tokens = self._likeliest(trunks, logits, fresh, temperature)
-        source = row
-        if self.setup.ancestors:
-            row, source, kept, tokens = self._replaced(trunks, logits, fresh, temperature, weight, row, kept, tokens)
-        self._fanouts.clear()
+        row, source, kept, tokens = self.likely.outcomes_of(trunks, logits, fresh, temperature, weight, self._drawn)
         if len(row):
             self._branch(trunks, row, source, kept, tokens, following, share)
         self._seconds = time.perf_counter() - start
-
-    def _likeliest(
-        self, trunks: Tensor, logits: Tensor, fresh: Tensor, temperature: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The outcomes to prepare for: rows of ``trunks``, tokens kept and the token behind them, (m,) int64 each."""
-        texts, slots, K = self.texts, self.texts.slots, self.setup.block
-        count, base, n = texts.count(trunks), texts.base[trunks], len(trunks)
-        every = torch.arange(K + 1)
-        at_end = every == count[:, None]  # (n, K + 1)
-        drafted = every < count[:, None]
-        bonus = ~texts.ended[trunks]
-        guesses = torch.full((n, K + 1, texts.guesses + 1), -1)
-        own = drafted & ~self.backed[trunks][:, None]
-        guesses[:, :, 1:][own] = self._drawn.topk(texts.guesses).indices.cpu()
-        read = ((count - fresh)[:, None] < every) & (every <= count[:, None])
-        guesses[:, :, 1:][read] = logits.topk(texts.guesses).indices.cpu()
-        likely = torch.full_like(trunks, -1)
-        asked = bonus.nonzero()[:, 0]
-        likely[asked] = self._likely(trunks[asked], logits[fresh.cumsum(0)[asked] - 1], temperature[asked])
-        guesses[:, :, 0] = likely[:, None].masked_fill(~at_end, -1)  # comes first, and only once
-        other = torch.where(drafted, texts.blocks(trunks, K + 1), likely[:, None])  # refused, it cannot come again
-        guesses[:, :, 1:].masked_fill_(guesses[:, :, 1:] == other[:, :, None], -1)
-        guesses.masked_fill_(~(drafted | (at_end & bonus[:, None]))[:, :, None], -1)
-        self._guessed[trunks // (1 + texts.B)] = guesses
-        kinds = zip(self.backed[trunks].tolist(), count.tolist(), bonus.tolist(), strict=True)
-        fanout = torch.tensor([self._fanout(*kind) + [0] * (K - kind[1]) for kind in kinds])
-        known = guesses >= 0
-        wanted = known & (known.cumsum(-1) <= fanout[:, :, None]) & ~texts.is_eos[guesses.clamp(min=0)]
-        wanted &= (base[:, None] + every + 1 < slots.cap[slots.lane[trunks]][:, None])[:, :, None]
-        row, kept, place = wanted.nonzero(as_tuple=True)
-        return row, kept, guesses[row, kept, place]
-
-    def _likely(self, trunks: Tensor, logits: Tensor, temperature: Tensor) -> Tensor:
-        """What the target would draw behind whole blocks, were its law the draft's, by their uniforms: (n,) int64."""
-        if not len(trunks):
-            return trunks
-        return draw(self.texts.law(logits, temperature), self.texts.slots.uniform(trunks, 0, Stream.BONUS))[0]
-
-    def _replaced(
-        self, trunks: Tensor, logits: Tensor, fresh: Tensor, temperature: Tensor, weight: Tensor, row: Tensor,
-        kept: Tensor, tokens: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """Outcomes of :meth:`_likeliest`, and between them those of light particles that are replaced by heavy ones.
-
-        Returns:
-            rows of ``trunks``, the rows whose block they go on with, tokens kept and the token behind: (m,) int64 each.
-        """
-        texts, slots = self.texts, self.texts.slots
-        pairs = _heavier(slots.lane[trunks].tolist(), weight.tolist(), self.setup.ancestors)
-        light, heavy = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T
-        open_ = ~texts.ended[trunks[heavy]]
-        light, heavy = light[open_], heavy[open_]
-        at_end = logits[fresh.cumsum(0)[heavy] - 1]
-        behind = self._likely(trunks[light], at_end, temperature[heavy])
-        count = texts.count(trunks[heavy])
-        fits = texts.base[trunks[heavy]] + count + 1 < slots.cap[slots.lane[trunks[heavy]]]
-        fits &= ~texts.is_eos[behind]
-        every = torch.cat([row, light[fits]])
-        order = every.argsort(stable=True)
-        columns = ((row, heavy), (kept, count), (tokens, behind))
-        return every[order], *(torch.cat([own, other[fits]])[order] for own, other in columns)  # type: ignore[return-value]
-
-    def _fanout(self, backed: bool, count: int, bonus: bool) -> list[int]:
-        """How many guesses at each k; computed once a round for each kind of block."""
-        kind = (backed, count, bonus)
-        if kind not in self._fanouts:
-            self._fanouts[kind] = self.outcomes[backed].fanout(self.setup.budget, count, bonus).tolist()
-        return self._fanouts[kind]
 
     def _branch(
         self, trunks: Tensor, row: Tensor, source: Tensor, kept: Tensor, tokens: Tensor, temperature: Tensor,
@@ -279,17 +187,3 @@ class Speculator:
         if entries is None:
             return None
         return torch.tensor([branch for branch in self._found(entries) if branch is not None], dtype=torch.int64)
-
-
-def _heavier(lanes: list[int], weights: list[float], most: int) -> list[tuple[int, int]]:
-    """Pairs of rows of a lane, the first of less weight than the second, which is among the ``most`` heaviest there."""
-    rows: dict[int, list[int]] = {}
-    for i, lane in enumerate(lanes):
-        rows.setdefault(lane, []).append(i)
-    return [
-        (i, a)
-        for here in rows.values()
-        for i in here
-        for a in sorted(here, key=lambda row: -weights[row])[:most]
-        if weights[i] < weights[a]
-    ]
