@@ -21,6 +21,7 @@ ORDER = [
     "smcdecode.planner",
     "smcdecode.distill",
     "smcdecode.integrations",
+    "smcdecode.arguments",
     "smcdecode.cli",
 ]
 SERVER, BATCH = ("smcdecode.integrations.server",), "smcdecode.integrations.batch"
