@@ -45,6 +45,7 @@ class LayerSkip(LanguageModel):
             parameters=_parameters(model, layers),
             attention=model.attention,
             ranks=model.ranks,
+            compile=model.compiled is not None,
         )
 
 

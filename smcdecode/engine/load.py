@@ -38,6 +38,7 @@ def load(
     batch_invariant: bool = True,
     parallel: bool = False,
     graphs: bool | None = None,
+    compile: bool = False,
 ) -> LanguageModel:
     """A language model ready to be a target or a proposal.
 
@@ -60,18 +61,27 @@ def load(
         graphs: for a target: whether a cycle is one function over fixed buffers, which a GPU records as a CUDA graph
             and replays. None: on a GPU. It serves targets without potentials, ``stats.recorded`` counts its cycles, and
             the others run step by step, as all do with False and where ``parallel``. On a CPU it gains nothing.
+        compile: whether this model's passes in recorded cycles are compiled by ``torch.compile``, so wants ``graphs``.
+            Each number of rows and of tokens a row compiles at its first cycle, a minute or more each for a large
+            model: for servers and long jobs. Passes over prompts and cycles step by step run as they are. Wants a C
+            compiler; on a CPU, layers are then transformers' own.
 
     Raises:
         UnsupportedModel: the engine cannot run this model exactly, or not on its device; the message names the part in
             the way.
         InvalidOption: the source is of another kind, ``dtype``/``device`` are given for a loaded model,
-            ``attention`` cannot be had, or there is nothing to split a model over.
+            ``attention`` cannot be had, there is nothing to split a model over, or nothing recorded to ``compile``.
     """
+    if compile and (parallel or graphs is False):
+        raise InvalidOption(
+            "compile=True compiles passes of recorded cycles, and none are recorded with "
+            f"{'parallel=True' if parallel else 'graphs=False'}: leave one of the two out"
+        )
     if parallel:
         return _split(source, dtype, device, attention, name)
     model, tokenizer = checkpoint(source, dtype=dtype, device=device, name=name)
     if isinstance(source, (str, Path)):
-        loaded = _wrap(model, tokenizer, name or _title(source), attention, batch_invariant, graphs)
+        loaded = _wrap(model, tokenizer, name or _title(source), attention, batch_invariant, graphs, compile)
         options = {
             "dtype": dtype,
             "device": device,
@@ -79,10 +89,13 @@ def load(
             "name": name,
             "batch_invariant": batch_invariant,
             "graphs": graphs,
+            "compile": compile,
         }
         loaded.recipe = Recipe(source, options)
         return loaded
-    return _wrap(structural_copy(model), tokenizer, name or _name_of(model), attention, batch_invariant, graphs)
+    return _wrap(
+        structural_copy(model), tokenizer, name or _name_of(model), attention, batch_invariant, graphs, compile
+    )
 
 
 def _split(
@@ -99,7 +112,7 @@ def _split(
     if ranks.size == 1:
         return load(source, dtype=dtype, attention=attention, name=name)
     model, tokenizer = _load_checkpoint(source, dtype, None, name, ranks)
-    return _wrap(model, tokenizer, name or _title(source), attention, False, False, ranks)
+    return _wrap(model, tokenizer, name or _title(source), attention, False, False, False, ranks)
 
 
 def checkpoint(
@@ -222,11 +235,17 @@ def attention_of(choice: AttentionName | None, device: torch.device, dtype: torc
 
 def _wrap(
     module: PreTrainedModel, tokenizer: Any, name: str, choice: AttentionName | None, batch_invariant: bool,
-    graphs: bool | None, ranks: Ranks | None = None,
+    graphs: bool | None, compile: bool, ranks: Ranks | None = None,
 ) -> LanguageModel:  # fmt: skip
+    graphs = module.device.type == "cuda" if graphs is None else graphs
+    if compile and not graphs:
+        raise InvalidOption(
+            f"compile=True compiles passes of recorded cycles, and {name} on {module.device} records none by default: "
+            "give graphs=True as well, or leave compile= out"
+        )
     attention = attention_of(choice, module.device, module.dtype, name)
     parameters = sum(tensor.numel() for tensor in module.parameters())  # before they are packed
-    found = examine(module, name, attention)
+    found = examine(module, name, attention, pack=not compile)
     eos = _eos_ids(module, tokenizer)
     if tokenizer is None:
         ends = frozenset(i for i in eos if i < found.width)
@@ -244,7 +263,8 @@ def _wrap(
         parameters=parameters,
         attention=attention,
         ranks=ranks,
-        graphs=module.device.type == "cuda" if graphs is None else graphs,
+        graphs=graphs,
+        compile=compile,
     )
 
 

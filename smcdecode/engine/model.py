@@ -6,6 +6,7 @@ own: one registered attention function hands queries, keys and values to the vie
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from smcdecode.declare.target import Algebra, Target
-from smcdecode.engine.attention import Attention, Batch, View
+from smcdecode.engine.attention import Attention, Batch, Frame, View
 from smcdecode.engine.cache import KVStore, Layout
 from smcdecode.engine.cascade import TorchAttention
+from smcdecode.engine.compiled import Compiled
 from smcdecode.engine.cuts import Cuts
 from smcdecode.engine.ranks import Ranks
 from smcdecode.engine.shards import Shards
@@ -60,6 +62,7 @@ class LanguageModel(Algebra):
         ranks: the processes that hold it together; None where this one holds all of it.
         graphs: whether cycles of it as a target run as one function over fixed buffers, recorded as a CUDA graph on a
             GPU, where they can be.
+        compiled: its passes in recorded cycles, compiled by ``torch.compile``; None where they run as they are.
     """
 
     recipe: Recipe | None = None
@@ -78,6 +81,7 @@ class LanguageModel(Algebra):
         attention: Attention | None = None,
         ranks: Ranks | None = None,
         graphs: bool = False,
+        compile: bool = False,
     ) -> None:
         self._module, self._cuts = module, cuts
         self.name, self.vocabulary, self.tokenizer = name, vocabulary, tokenizer
@@ -86,11 +90,13 @@ class LanguageModel(Algebra):
         self.ranks = ranks
         self._shards = None if ranks is None else Shards(ranks, name, layout, self.attention, self._run)
         self.graphs = graphs
+        self.compiled = Compiled(module, name) if compile else None
 
     def __repr__(self) -> str:
         where = f"{self.dtype}, {self.device}, attention by {self.attention.name}"
         if self.ranks is not None:
             where += f", rank {self.ranks.rank} of {self.ranks.size}, layers as transformers splits them"
+        where += ", compiled in recorded cycles" if self.compiled is not None else ""
         return f"LanguageModel({self.name!r}, {self.vocabulary.size} tokens, {where})"
 
     @property
@@ -130,12 +136,25 @@ class LanguageModel(Algebra):
         return (self._run if self._shards is None else self._shards)(tokens, positions, view, rows)
 
     @torch.inference_mode()
+    def fixed(self, tokens: Tensor, frame: Frame, store: KVStore, rows: Tensor) -> Tensor:
+        """One pass of fixed shape over a frame's packed tokens (T,), all on the device; see :meth:`__call__`."""
+        known = tokens.clamp(max=self.vocabulary.size - 1)
+        most = None if self.context is None else self.context - 1  # what is beyond is nobody's token
+        positions, view = frame.positions.clamp(0, most).flatten(), self.attention.fixed(frame, store)
+        return self._logits(self.compiled or self._module, known, positions, view, rows)
+
+    @torch.inference_mode()
     def _run(self, tokens: Tensor, positions: Tensor, view: View, rows: Tensor) -> Tensor:
         """The pass, or this rank's part of it."""
         tokens, positions, rows = (x.to(self.device) for x in (tokens, positions, rows))
+        return self._logits(self._module, tokens, positions, view, rows)
+
+    def _logits(
+        self, forward: Callable[..., Any], tokens: Tensor, positions: Tensor, view: View, rows: Tensor
+    ) -> Tensor:
         if self._cuts is not None:
             self._cuts.set(view.groups, rows)
-        logits: Tensor = self._module(
+        logits: Tensor = forward(
             input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows, view=view
         ).logits
         return logits[0, :, : self.vocabulary.size].float()

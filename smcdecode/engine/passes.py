@@ -67,12 +67,12 @@ class Passes:
 
     def target_fixed(self, tokens: Tensor, frame: Frame, rows: Tensor) -> Tensor:
         """As :meth:`target`, of a pass of fixed shape on the device; not counted."""
-        return _fixed(self.p, self.stores.target, tokens, frame, rows)
+        return self.p.fixed(tokens, frame, self.stores.target, rows)
 
     def draft_fixed(self, tokens: Tensor, frame: Frame, rows: Tensor) -> Tensor:
         """As :meth:`draft`, of a pass of fixed shape on the device; not counted."""
         assert self.q is not None and self.q_store is not None
-        return self._fitted(_fixed(self.q, self.q_store, tokens, frame, rows))
+        return self._fitted(self.q.fixed(tokens, frame, self.q_store, rows))
 
     @property
     def readers(self) -> list[int]:
@@ -108,9 +108,3 @@ class Passes:
         """As :meth:`copy_pages`, on the device and not counted; page 0 may be copied to page 0."""
         for store in self.own_stores:
             store.move_pages(source, copies)
-
-
-def _fixed(model: LanguageModel, store: KVStore, tokens: Tensor, frame: Frame, rows: Tensor) -> Tensor:
-    most = frame.positions.clamp(0, None if model.context is None else model.context - 1)  # beyond is nobody's token
-    known = tokens.clamp(max=model.vocabulary.size - 1)
-    return model(known, most.flatten(), model.attention.fixed(frame, store), rows)

@@ -85,8 +85,14 @@ class Examined:
 
 
 @torch.inference_mode()
-def examine(module: PreTrainedModel, name: str, attention: Attention) -> Examined:
+def examine(module: PreTrainedModel, name: str, attention: Attention, *, pack: bool = True) -> Examined:
     """Set paged attention on a model, make it fast if it is on a CPU, and try it with a way to attend.
+
+    Args:
+        module: the model.
+        name: how messages call it.
+        attention: the way to attend.
+        pack: whether layers may be packed for a CPU, which ``torch.compile`` could not read.
 
     Raises:
         UnsupportedModel: naming the part in the way.
@@ -101,7 +107,7 @@ def examine(module: PreTrainedModel, name: str, attention: Attention) -> Examine
         _run(module, tokens[:HEAD], torch.arange(HEAD), recorder, name)
     layout = Layout(recorder.shapes(module.config, name), module.dtype, module.device)
     runs, cuts = module, None
-    if packable(module):
+    if pack and packable(module):
         cuts = quicken(module, [rule for _, _, rule in recorder.calls], calls)
         at = torch.arange(HEAD)
         runs = straighten(module, input_ids=tokens[None, :HEAD], position_ids=at[None], view=_Recorder())
