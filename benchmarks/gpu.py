@@ -7,7 +7,7 @@
 same seeds in float32; (3) E[Ẑ] = Z against enumeration; (4) tokens a second with random weights in the shapes of Llama
 3.1 8B and 3.2 1B in bfloat16, none of which is downloaded. Autoregressive decoding and SMC at strictness 0 run as
 recorded cycles; predicted speed is equation (7), from passes recorded alike. What does not fit into ``--seconds`` is
-listed as not run.
+listed as not run. ``--compile`` does some of (2) and (4) with compiled passes too, which takes minutes to compile.
 """
 
 import argparse
@@ -46,6 +46,7 @@ SHAPES = {  # of Llama 3.1 8B and 3.2 1B
 }  # fmt: skip
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 8}  # fmt: skip
+COMPILED = 2  # settings, from the first, that ``--compile`` measures with compiled passes too
 CYCLES, FIRST = 12, 4  # of one measurement; those before FIRST compile, plan and record
 OURS = {
     "resampling": ("_weigh", "_select", "_grow", "_clear"),
@@ -93,6 +94,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny models and few settings")
     parser.add_argument("--attention", choices=["flashinfer", "torch"], help="of the speeds; by default the device's")
+    parser.add_argument("--compile", action="store_true", help="some of it with compiled passes as well")
     parser.add_argument("--seconds", type=float, default=450.0, help="begin no new setting after this long")
     parser.add_argument("--json", help="write all figures to this file")
     return parser.parse_args()
@@ -148,13 +150,14 @@ def attention(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def equality(options: argparse.Namespace) -> dict[str, Any]:
-    """Whether the device writes the CPU's tokens: recorded and step by step."""
+    """Whether the device writes the CPU's tokens: recorded, step by step, and one prompt with compiled passes."""
     from models import tiny
 
-    def run(device: str, graphs: bool) -> list[Any]:
+    def run(device: str, graphs: bool, compile: bool = False) -> list[Any]:
         modules = [tiny(family, vocab=97, seed=seed, spread=0.15) for seed, family in enumerate(("llama", "qwen2"))]
         p, q = (
-            smc.load(m.to(device), name=n, attention="torch", graphs=graphs) for m, n in zip(modules, "pq", strict=True)
+            smc.load(m.to(device), name=n, attention="torch", graphs=graphs, compile=compile)
+            for m, n in zip(modules, "pq", strict=True)
         )
         asked = [
             (p.at(temperature=0.8), smc.Autoregressive()),
@@ -162,16 +165,20 @@ def equality(options: argparse.Namespace) -> dict[str, Any]:
             (p**2, smc.SMC(smc.Draft(q, block=4, strictness=0.3), particles=4)),
             (p, smc.Speculative(q)),
         ]
-        prompts = [[3 + i, 40, 2 * i + 5] for i in range(4)]
+        prompts = [[3 + i, 40, 2 * i + 5] for i in range(1 if compile else 4)]
         return [
-            out for target, method in asked for out in smc.sample(target, prompts, method=method, max_tokens=24, seed=5)
+            out
+            for target, method in (asked[1:2] if compile else asked)
+            for out in smc.sample(target, prompts, method=method, max_tokens=24, seed=5)
         ]
 
     here = run("cpu", False)
+    found = {"recorded": (run(options.device, True), here), "step by step": (run(options.device, False), here)}
+    if options.compile:
+        found["compiled"] = run(options.device, True, True), here[4:5]
     rows = {}
-    for graphs in (True, False):
-        there = run(options.device, graphs)
-        rows["recorded" if graphs else "step by step"] = {
+    for name, (there, here) in found.items():
+        rows[name] = {
             "answers": len(there), "equal": sum(a.tokens == b.tokens for a, b in zip(there, here, strict=True)),
             "log_z": max(abs(a.log_z - b.log_z) for a, b in zip(there, here, strict=True)),
         }  # fmt: skip
@@ -203,10 +210,13 @@ def master(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def speeds(options: argparse.Namespace, begun: float) -> list[dict[str, Any]]:
-    """The table, row by row; autoregressive decoding of each number of streams and length first."""
-    p, q = models(options)
+    """The table, row by row; autoregressive decoding of each number of streams and length first.
+
+    Ratios and predictions of compiled passes are against compiled passes.
+    """
+    pairs = models(options)
     rows: list[dict[str, Any]] = []
-    base: dict[tuple[int, int], float] = {}
+    base: dict[tuple[str, int, int], float] = {}
     passes = Passes(options.small)
     columns = (
         ("tok/s", 8),
@@ -218,19 +228,23 @@ def speeds(options: argparse.Namespace, begun: float) -> list[dict[str, Any]]:
         ("rest", 6),
         ("moved", 6),
     )
-    print(f"{'setting':34}", *(f"{name:>{width}}" for name, width in columns))
-    for setting in settings(options.small):
+    print(f"{'setting':40}", *(f"{name:>{width}}" for name, width in columns))
+    todo = [
+        (setting, how) for i, setting in enumerate(settings(options.small)) for how in pairs if not how or i < COMPILED
+    ]
+    for setting, how in todo:
         if time.perf_counter() - begun > options.seconds:
-            rows.append({"name": setting.name, "skipped": "out of time"})
+            rows.append({"name": setting.name + how, "skipped": "out of time"})
             continue
-        row = {"name": setting.name, **dataclasses.asdict(setting), **measure(p, q, setting)}
+        p, q = pairs[how]
+        row = {"name": setting.name + how, **dataclasses.asdict(setting), **measure(p, q, setting)}
         if not setting.block:
-            base[setting.streams, setting.prompt] = row["tokens_per_second"]
-        row |= compare(row, setting, base[setting.streams, setting.prompt], passes, p, q)
+            base[how, setting.streams, setting.prompt] = row["tokens_per_second"]
+        row |= compare(row, setting, base[how, setting.streams, setting.prompt], passes, p, q)
         rows.append(row)
         show(row)
     if options.device == "cuda" and time.perf_counter() - begun < options.seconds:
-        rows.append({"name": "profile", **profile(p, q)})
+        rows.append({"name": "profile", **profile(*pairs[""])})
         print(rows[-1])
     print("not run:", [row["name"] for row in rows if "skipped" in row] or "nothing")
     return rows
@@ -247,9 +261,9 @@ def settings(small: bool) -> Iterator[Setting]:
             yield Setting(some, length, N, K)
 
 
-def models(options: argparse.Namespace) -> list[Any]:
-    """Target and draft with random weights, no tokenizer and no token that ends a text."""
-    made = []
+def models(options: argparse.Namespace) -> dict[str, list[Any]]:
+    """Target and draft with random weights, no tokenizer and no token that ends a text; by what names say of them."""
+    made: dict[str, list[Any]] = {"": [], ", compiled": []} if options.compile else {"": []}
     for name, shape in SHAPES.items():
         config = LlamaConfig(
             **(SMALL if options.small else shape), vocab_size=97 if options.small else 128256, rope_theta=500000.0,
@@ -258,7 +272,8 @@ def models(options: argparse.Namespace) -> list[Any]:
         dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
         with torch.device(options.device):
             module = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-        made.append(smc.load(module, name=name, attention=options.attention, graphs=True))
+        for how, pair in made.items():
+            pair.append(smc.load(module, name=name + how, attention=options.attention, graphs=True, compile=bool(how)))
     return made
 
 
@@ -326,7 +341,7 @@ def show(row: dict[str, Any]) -> None:
     """One line of the table."""
     cells = f"{row['tokens_per_second']:8.1f} {row['ratio']:6.2f} {row['predicted']:6.2f} {row['achieved']:5.2f}"
     shares = " ".join(f"{row[name]:6.1%}" for name in ("draft", "score", "rest"))
-    print(f"{row['name']:34} {cells} {shares} {row['bytes_moved']:6.0f}", flush=True)
+    print(f"{row['name']:40} {cells} {shares} {row['bytes_moved']:6.0f}", flush=True)
 
 
 class Passes:
@@ -343,6 +358,7 @@ class Passes:
             self._known[key] = self._measure(model, rows, width, context)
         return self._known[key]
 
+    @torch.inference_mode()
     def _measure(self, model: Any, rows: int, width: int, context: int) -> float:
         device = model.device
         store = model.store(context + rows * width + 1, 1)
@@ -356,7 +372,7 @@ class Passes:
         )
 
         def run() -> None:
-            model(tokens, frame.positions.flatten(), model.attention.fixed(frame, store), wanted)
+            model.fixed(tokens, frame, store, wanted)
 
         return timed(recorded(run, device), device, self._repeats)
 
