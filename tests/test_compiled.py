@@ -8,6 +8,7 @@ from test_fixed import PROMPTS, assert_same
 
 import smcdecode as smc
 from smcdecode.engine import compiled, load
+from smcdecode.engine.fixed_view import FixedView
 from smcdecode.engine.flashinfer import FlashInfer
 from smcdecode.errors import InvalidOption, UnsupportedModel
 
@@ -91,6 +92,21 @@ def test_a_shape_that_compiles_again_is_an_error():
     p._module.model.layers[0].mlp.act_fn = torch.nn.GELU()
     with pytest.raises(UnsupportedModel, match="compiled 1 graphs and ran 1, where 0 and 1 were due"):
         alone(p, max_tokens=2)
+
+
+def test_a_pass_that_failed_may_be_made_again(monkeypatch):
+    p, failures = model("llama", compile=True), [MemoryError("no room")]
+    attend = FixedView.attend
+
+    def once(*args, **kwargs):
+        if failures:
+            raise failures.pop()
+        return attend(*args, **kwargs)
+
+    monkeypatch.setattr(FixedView, "attend", once)
+    with pytest.raises(MemoryError, match="no room"):
+        alone(p, max_tokens=2)
+    assert alone(p, max_tokens=2) and p.compiled.graphs == 1
 
 
 @pytest.mark.parametrize(

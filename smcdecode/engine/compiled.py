@@ -92,13 +92,14 @@ class Compiled:
             ) from error
         finally:
             self._seat.view = None
+            if self.graphs > before[0]:  # whatever became of the pass
+                self._shapes.add(shape)
         compiled, ran = self.graphs - before[0], self.runs - before[1]
         if (compiled, ran) != (int(fresh), 1):
             raise UnsupportedModel(
                 f"{self.name}: a pass of {shape[0]} tokens compiled {compiled} graphs and ran {ran}, where "
                 f"{int(fresh)} and 1 were due: see that nothing switches torch.compile off, or load with compile=False"
             )
-        self._shapes.add(shape)
         return Logits(logits)
 
 
