@@ -15,7 +15,7 @@ def calm(text):
 @smc.potential
 def slow(text):
     """Takes its time."""
-    time.sleep(0.05)
+    time.sleep(0.03)
     return calm.fn(text)
 
 

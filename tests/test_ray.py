@@ -139,7 +139,7 @@ def lines(out):
 
 def test_answers_are_one_engine_s_whatever_is_killed_meanwhile(nodes, tmp_path):
     """The driver by signal 9; then, in what goes on from there, an engine, and a node."""
-    folder, source, out = checkpoint(tmp_path / "p"), jsonl(tmp_path / "in.jsonl", prompts(40)), tmp_path / "out"
+    folder, source, out = checkpoint(tmp_path / "p"), jsonl(tmp_path / "in.jsonl", prompts(30)), tmp_path / "out"
     job = command(folder, source, out, "--ray", nodes.address)
     driver = subprocess.Popen([sys.executable, "-m", "smcdecode", *job], stderr=subprocess.DEVNULL)
     wait(lambda: lines(out) >= 2)
@@ -147,7 +147,7 @@ def test_answers_are_one_engine_s_whatever_is_killed_meanwhile(nodes, tmp_path):
     driver.wait()
     wait(lambda: not workers(nodes.head_node, nodes.second), 30)  # no orphan
     kept = lines(out)
-    assert 2 <= kept < 30
+    assert 2 <= kept < 24
 
     def attack():
         wait(lambda: lines(out) > kept)
@@ -161,7 +161,8 @@ def test_answers_are_one_engine_s_whatever_is_killed_meanwhile(nodes, tmp_path):
     attacker.join()
     wait(lambda: sum(node["Alive"] for node in ray.nodes()) == 1)
     wait(lambda: not workers(nodes.head_node), 30)
-    assert cli.main(command(folder, source, tmp_path / "alone")) == 0
+    alone = command(folder, source, tmp_path / "alone")
+    assert cli.main([word.replace(":slow", ":calm") for word in alone]) == 0  # the same numbers, sooner
     assert answers(out) == answers(tmp_path / "alone")
 
 
