@@ -16,7 +16,7 @@ from smcdecode.engine.cache import KVStore
 from smcdecode.engine.fixed_view import new_slots
 from smcdecode.engine.page_lists import PageLists
 
-__all__ = ["FixedFlashInfer", "FixedFlashInferView", "frame_lists"]
+__all__ = ["FixedFlashInfer", "FixedFlashInferView", "frame_lists", "numbers"]
 
 
 def frame_lists(frame: Frame) -> PageLists:
@@ -84,20 +84,24 @@ class FixedFlashInfer:
             keys.shape[2],
             keys.shape[3],
             frame.page_size,
-            head_dim_vo=values.shape[3],
             causal=True,
-            sm_scale=rule.scaling,
-            window_left=-1 if rule.window is None else rule.window - 1,
-            logits_soft_cap=rule.softcap,
-            q_data_type=query.dtype,
-            kv_data_type=keys.dtype,
             disable_split_kv=True,
+            **numbers(rule, query, keys, values),
         )
         return wrapper
 
 
 def _tensors(lists: PageLists) -> tuple[Tensor, ...]:
     return lists.qo_indptr, lists.indptr, lists.indices, lists.last_page_len
+
+
+def numbers(rule: Rule, query: Tensor, keys: Tensor, values: Tensor) -> dict[str, Any]:
+    """What a plan is told of scores and types, whatever its page lists are."""
+    return {
+        "head_dim_vo": values.shape[3], "sm_scale": rule.scaling, "logits_soft_cap": rule.softcap,
+        "window_left": -1 if rule.window is None else rule.window - 1,
+        "q_data_type": query.dtype, "kv_data_type": keys.dtype,
+    }  # fmt: skip
 
 
 class FixedFlashInferView:

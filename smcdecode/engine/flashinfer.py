@@ -12,7 +12,7 @@ from torch import Tensor
 
 from smcdecode.engine.attention import Batch, Frame, Rule
 from smcdecode.engine.cache import KVStore
-from smcdecode.engine.fixed_flashinfer import FixedFlashInfer, FixedFlashInferView
+from smcdecode.engine.fixed_flashinfer import FixedFlashInfer, FixedFlashInferView, numbers
 from smcdecode.engine.page_lists import PageLists, new_slots, own_lists, prompt_lists, visible, whole_lists
 
 __all__ = ["FlashInfer", "FlashInferView"]
@@ -151,13 +151,8 @@ class FlashInferView:
                 keys.shape[2],
                 keys.shape[3],
                 self.store.page_size,
-                head_dim_vo=values.shape[3],
                 custom_mask=None if mask is None else mask.to(self._flashinfer.device),
                 causal=causal,
-                sm_scale=rule.scaling,
-                window_left=-1 if rule.window is None else rule.window - 1,
-                logits_soft_cap=rule.softcap,
-                q_data_type=query.dtype,
-                kv_data_type=keys.dtype,
+                **numbers(rule, query, keys, values),
             )
         return wrapper.run(query, (keys, values), return_lse=return_lse)

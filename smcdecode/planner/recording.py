@@ -53,4 +53,5 @@ def record(
             tokens += sum(max(map(len, outcome.tokens)) for outcome in outcomes)
             cycles += sum(len(outcome.cycles) for outcome in outcomes)
             start, read = time.perf_counter(), so_far
+        scheduler.close()
     return Machine(seconds, stats.seconds["prefill"] / stats.prompt_tokens_read, tokens / cycles, lanes)
