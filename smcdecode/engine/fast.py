@@ -9,7 +9,7 @@ Two things, each of which can be deleted:
 How many rows go into a kernel call is :mod:`smcdecode.engine.cuts`' to say.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from smcdecode.engine.attention import Rule, View
 from smcdecode.engine.cuts import NARROW, Cuts, Rows
+from smcdecode.engine.huge import gather
 from smcdecode.engine.shards import is_split
 
 __all__ = ["FusedLayer", "FusedModel", "Packed", "PackedLinear", "packable", "quicken", "straighten"]
@@ -283,7 +284,18 @@ def quicken(module: PreTrainedModel, rules: Sequence[Rule], calls: Mapping[nn.Mo
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, PackedLinear(child, cuts.head if child is head else cuts.body))
+    gather(_lies(packed.weight) for packed in _packed(module))
     return cuts
+
+
+def _packed(module: nn.Module) -> Iterator[Packed]:
+    for part in module.modules():
+        yield from (held for held in vars(part).values() if isinstance(held, Packed))
+
+
+def _lies(weight: Tensor) -> tuple[int, int]:
+    """Address and bytes of a packed weight, which is no ordinary tensor."""
+    return torch.ops.mkldnn.data_ptr(weight), torch.ops.mkldnn._nbytes(weight)
 
 
 def straighten(module: PreTrainedModel, **trial: Any) -> nn.Module:
