@@ -11,7 +11,7 @@ from smcdecode.infer.exact import enumerate_target
 from smcdecode.report.chain import chain_of
 
 V, EOS, CAP = 3, 2, 3
-CHAINS, SWEEPS = 900, 10
+CHAINS, SWEEPS = 600, 8
 p = TableLM(random_table(4, V, floor=0.4), eos=[EOS], name="p")
 
 

