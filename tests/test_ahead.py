@@ -7,6 +7,7 @@ from constraints import NoStutter
 from test_master import CAP, PROMPT, N, V, assert_unbiased, oracle, p, runs_of
 
 import smcdecode as smc
+from smcdecode.engine import ahead
 from smcdecode.engine.ahead import FEW, Ahead, Habits, few_allowed
 from smcdecode_kernels.reference import pack_bits
 
@@ -34,6 +35,28 @@ def test_habits_are_laws_that_lean_to_what_was_seen():
     assert habits.law([9], (1, 2))[1] > 0.8
     assert habits.law([8], (1, 2))[1] > 0.7  # the same choice behind another text
     assert habits.law([9], (2,)).tolist() == [1.0]
+
+
+def test_habits_know_how_often_they_are_right():
+    habits = Habits([])
+    assert habits.kept((4,)) == 1 and habits.kept((4, 5)) == 0.5
+    habits.learn([1], (4, 5), [1.0, 0.0])
+    assert habits.kept((4, 5)) == pytest.approx((0.5 + 0.5) / 2)  # its guess was uniform: half of it was right
+    for _ in range(20):
+        habits.learn([1], (4, 5), [1.0, 0.0])
+    assert habits.kept((4, 5)) > 0.75
+    for _ in range(40):
+        habits.learn([1], (6, 7), [0.0, 1.0])
+        habits.learn([1], (6, 7), [1.0, 0.0])
+    assert 0.4 < habits.kept((6, 7)) < 0.7  # a coin that it cannot foresee
+
+
+def test_rows_without_hope_are_not_written(monkeypatch):
+    def positions(hope):
+        monkeypatch.setattr(ahead, "_HOPE", hope)
+        return runs_of(p * NoStutter(), GUESSING, runs=20)[0].stats.target_positions
+
+    assert positions(0.0) > positions(0.5) > positions(1.0)
 
 
 def test_passes_are_saved_and_texts_stay_their_own():
@@ -69,7 +92,7 @@ def test_nothing_is_guessed_without_masks_or_beside_checks():
     assert V <= FEW
 
 
-@pytest.mark.parametrize("ahead", [-1, 2.0])
-def test_nonsense_is_refused(ahead):
+@pytest.mark.parametrize("most", [-1, 2.0])
+def test_nonsense_is_refused(most):
     with pytest.raises(smc.InvalidOption, match="ahead must be a number of tokens"):
-        smc.Local(ahead=ahead)
+        smc.Local(ahead=most)

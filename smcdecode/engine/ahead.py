@@ -3,7 +3,9 @@
 Under a tight constraint most next tokens are forced, or one of a handful. An n-gram model of the prompt and of the
 target's own laws at the positions scored so far guesses among them; the target then judges the guesses as it judges a
 draft's at strictness 1, so every token keeps the law it would have had alone (Leviathan et al. 2023; Chen et al. 2023).
-What is learnt in a cycle is used from the next one on: a guess depends on the past of its own request alone.
+A row stops where the target would hardly come to see its guess, because one before is likely to be refused.
+What is learnt in a cycle is used from the next one on: a guess, and whether there is one, depends on the past of its
+own request, on the masks and on the guesses before it alone.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -23,6 +25,7 @@ _ORDER = 4  # tokens of context at most
 _PROMPT = 0.3  # what an occurrence in the prompt counts, beside 1 for a law of the target
 _PRIOR = 1.0  # what the law of a shorter context counts, in a longer one
 _LEAST = 1e-3  # probabilities below are not learnt
+_HOPE = 0.15  # least probability that a guess is kept with all before it: a position costs about that share of a pass
 
 Allowed = tuple[int, ...]
 Words = NDArray[np.int32]
@@ -45,12 +48,13 @@ class Ahead(Drafter):
     def write(self, slots: Tensor) -> Block:
         """Guess up to K tokens in each slot (n,)."""
         self._guessed = [[] for _ in range(len(slots))]
+        self._hope = [1.0] * len(slots)
         return super().write(slots)
 
     def _place(self, block: Block, going: Going, k: int) -> Going:
         words = block.masks[k].result().numpy()
         allowed = [(j, few_allowed(words[i], self.twist.vocabulary.size)) for j, i in enumerate(going.rows.tolist())]
-        few = [(j, tokens) for j, tokens in allowed if tokens]
+        few = [(j, tokens) for j, tokens in allowed if tokens and self._hopeful(block, int(going.rows[j]), tokens)]
         going = going.some(torch.tensor([j for j, _ in few], dtype=torch.int64))
         law = torch.full((len(few), FEW), -torch.inf)
         columns = torch.full((len(few), FEW), -1)
@@ -72,6 +76,11 @@ class Ahead(Drafter):
         block.columns[going.rows, k] = columns
         ends = self.endings.of(going.company.slots, tokens_, block.tokens[going.rows, :k])
         return block.behind(going, k, ends)
+
+    def _hopeful(self, block: Block, i: int, few: Allowed) -> bool:
+        """Whether row i may go on with one of a few tokens."""
+        self._hope[i] *= self._habits(block, i).kept(few)
+        return self._hope[i] >= _HOPE
 
     def learn(self, block: Block, law: Tensor, row: Tensor) -> None:
         """Remember the target's laws wherever it chose among few tokens, guesses that it refused included."""
@@ -104,6 +113,7 @@ class Habits:
     def __init__(self, prompt: Sequence[int]) -> None:
         self.tail = list(prompt[-_ORDER:])
         self._counts: dict[Hashable, dict[int, float]] = {}
+        self._kept: dict[Allowed, tuple[float, int]] = {}  # sum and number of the probabilities that a guess was right
         for place, token in enumerate(prompt):
             for context in _contexts(prompt[max(place - _ORDER, 0) : place]):
                 self._add(context, token, _PROMPT)
@@ -118,8 +128,18 @@ class Habits:
                 q = (c + _PRIOR * q) / (c.sum() + _PRIOR)
         return q
 
+    def kept(self, allowed: Allowed) -> float:
+        """How likely the target is to keep a guess among some tokens: Σ min(q, r) on average, ½ at first."""
+        if len(allowed) == 1:
+            return 1.0
+        total, seen = self._kept.get(allowed, (0.0, 0))
+        return (total + 0.5) / (seen + 1)
+
     def learn(self, text: Sequence[int], allowed: Allowed, law: Sequence[float]) -> None:
-        """Remember the target's probabilities of the allowed tokens behind a text."""
+        """Remember the target's probabilities r of the allowed tokens behind a text, and how near q was to them."""
+        if len(allowed) > 1:
+            total, seen = self._kept.get(allowed, (0.0, 0))
+            self._kept[allowed] = total + float(np.minimum(self.law(text, allowed), law).sum()), seen + 1
         for context in (allowed, *_contexts(text)):
             for token, probability in zip(allowed, law, strict=True):
                 if probability > _LEAST:
