@@ -36,7 +36,7 @@ _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _BUMPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
-_LOW, _HALF = np.uint64(_WORD), np.uint64(32)
+_HALVES = np.dtype("<u4")  # of a little-endian product, the low one first
 
 _CHUNK = 256  # tokens summed at once in the weights' own precision (1e-7 in float32); chunks are summed in float64
 _TOGETHER = 2**22  # numbers worked on at once on a CPU: 16 MiB in float32
@@ -46,12 +46,12 @@ _RUN = 64  # tokens a search for the largest skips at once
 _TOP_P_GUESS = 256  # most nuclei are smaller; the search grows from here until it holds the asked mass
 
 
-def uniform(seed: Tensor, a: Tensor, b: Tensor, c: Tensor, stream: int) -> Tensor:
+def uniform(seed: Tensor, a: Tensor, b: Tensor, c: Tensor, stream: int | Tensor) -> Tensor:
     """Uniforms in (0, 1) as a pure function of a key and a counter: Philox4x32-10 (Salmon et al. 2011).
 
     Args:
         seed: int64, the 64-bit key (low word, high word).
-        a: int64, first counter word. ``seed``, ``a``, ``b``, ``c`` broadcast together.
+        a: int64, first counter word. ``seed``, ``a``, ``b``, ``c`` and ``stream`` broadcast together.
         b: int64, second counter word.
         c: int64, third counter word. Each counter word is used modulo 2³².
         stream: fourth counter word: one number for each purpose a uniform serves.
@@ -62,7 +62,7 @@ def uniform(seed: Tensor, a: Tensor, b: Tensor, c: Tensor, stream: int) -> Tenso
     """
     if seed.device.type == "cpu":
         key = seed.numpy()
-        high, low, _, _ = _philox_numpy(a.numpy(), b.numpy(), c.numpy(), stream, key, key >> 32)
+        high, low, _, _ = _philox_numpy(a.numpy(), b.numpy(), c.numpy(), np.asarray(stream), key, key >> 32)
         return torch.as_tensor(_unit(high, low))
     words = (a & _WORD, b & _WORD, c & _WORD, stream & _WORD, seed & _WORD, (seed >> 32) & _WORD)
     u: Tensor = _unit(*_philox(*words)[:2])
@@ -87,18 +87,18 @@ def _philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, 
 def _philox_numpy(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, ...]:
     """The same of numbers of any sign, for few of them: numpy's operations cost a third of torch's, and go by twos."""
     shape = np.broadcast(c0, c1, c2, c3, k0, k1).shape
-    even, odd, key, multipliers, bumps = np.empty((5, 2, *shape), np.int64)
-    for pair, (one, two) in zip(
-        (even, odd, key, multipliers, bumps), ((c0, c2), (c1, c3), (k0, k1), _MULTIPLIERS, _BUMPS), strict=True
-    ):
+    even, odd, key = np.empty((3, 2, *shape), np.int64)
+    for pair, (one, two) in zip((even, odd, key), ((c0, c2), (c1, c3), (k0, k1)), strict=True):
         pair[0], pair[1] = one, two
-    even, odd, key, multipliers, bumps = (x.view(np.uint64) for x in (even, odd, key, multipliers, bumps))
-    even, odd = even & _LOW, odd & _LOW
+    even, odd, key = (x.astype(_HALVES) for x in (even, odd, key))  # modulo 2³²
+    multipliers, bumps = (
+        np.array(x, dtype).reshape(2, *(1 for _ in shape)) for x, dtype in ((_MULTIPLIERS, "<u8"), (_BUMPS, _HALVES))
+    )
     for _ in range(_ROUNDS):
-        product = even * multipliers
-        even, odd = (product >> _HALF)[::-1] ^ odd ^ (key & _LOW), (product & _LOW)[::-1]
+        halves = (even * multipliers)[..., None].view(_HALVES)
+        even, odd = halves[::-1, ..., 1] ^ odd ^ key, halves[::-1, ..., 0]
         key = key + bumps
-    return even[0], odd[0], even[1], odd[1]
+    return tuple(x.astype(np.uint64) for x in (even[0], odd[0], even[1], odd[1]))
 
 
 def apply_bitmask(logits: Tensor, words: Tensor) -> Tensor:
@@ -186,6 +186,9 @@ def _draw(log_weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     w, top = _scaled(log_weights)  # (n, C, c), (n,) float64
     sums = w.sum(-1).double()  # (n, C)
     total = sums.sum(-1)
+    if w.device.type == "cpu":
+        chosen = _choose_numpy(w.numpy(), sums.numpy(), u.numpy()[:, None])
+        return torch.from_numpy(np.where(total.numpy() > 0, chosen, 0)), total.log_().add_(top)
     if w.shape[1] == 1:
         token = invert(w[:, 0].double(), u)[0]
     else:
@@ -193,6 +196,15 @@ def _draw(log_weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         inside = w[torch.arange(len(w), device=w.device), chunk].double()  # (n, c) float64
         token = chunk * w.shape[-1] + invert(inside, rest)[0]
     return torch.where(total > 0, token, 0), total.log() + top
+
+
+def _choose_numpy(w: NDArray[Any], sums: Floats, u: Floats) -> NDArray[np.int64]:
+    """A token of each row by chunks (n, C, c) and their sums (n, C), bit for bit as above: u (n, 1) → (n,)."""
+    if w.shape[1] == 1:
+        return _item_numpy(w[:, 0].astype(np.float64), u)[0]
+    chunk, low, high = _item_numpy(sums, u)
+    inside = w[np.arange(len(w)), chunk].astype(np.float64)  # (n, c)
+    return np.asarray(chunk * w.shape[-1] + _item_numpy(inside, _rest_numpy(u, low, high)[:, None])[0])
 
 
 def log_norm(log_weights: Tensor) -> Tensor:
@@ -242,12 +254,13 @@ def log_(x: Tensor) -> Tensor:
 def _scaled(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights over their row's largest, padded with zeros to whole chunks (n, C, c), and its log (n,) float64."""
     n, V = log_weights.shape
-    chunk = min(_CHUNK, V)
     top = log_weights.amax(-1, keepdim=True).clamp_min(torch.finfo(log_weights.dtype).min)  # a dead row: exp(-inf)
-    w = log_weights.new_empty(n, -(-V // chunk) * chunk)
+    if V <= _CHUNK:
+        return exp_(log_weights - top)[:, None], top[:, 0].double()
+    w = log_weights.new_empty(n, -(-V // _CHUNK) * _CHUNK)
     w[:, V:] = 0.0
     exp_(torch.sub(log_weights, top, out=w[:, :V]))
-    return w.view(n, -1, chunk), top[:, 0].double()
+    return w.view(n, -1, _CHUNK), top[:, 0].double()
 
 
 def invert(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,7 +275,8 @@ def invert(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         rest: (n,) float64, u's place inside the item, again in [0, 1).
     """
     if weights.device.type == "cpu":
-        return _invert_numpy(weights.numpy(), u.numpy()[:, None])
+        item_, low_, high_ = _item_numpy(weights.numpy(), u.numpy()[:, None])
+        return torch.from_numpy(item_), torch.from_numpy(_rest_numpy(u.numpy()[:, None], low_, high_))
     cdf = cumulative(weights)
     item = torch.searchsorted(cdf, u[:, None], right=True).clamp_max(weights.shape[-1] - 1)  # (n, 1)
     high = cdf.gather(-1, item)
@@ -270,16 +284,23 @@ def invert(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return item[:, 0], ((u[:, None] - low) / (high - low))[:, 0].clamp(0.0, _BELOW_ONE)
 
 
-def _invert_numpy(weights: Floats, u: Floats) -> tuple[Tensor, Tensor]:
-    """The same, bit for bit, where operations on few elements are cheap: weights (n, k), u (n, 1)."""
-    total = np.maximum.accumulate(np.where(weights == 0, 0.0, weights.cumsum(-1)), -1)
-    cdf = total / np.maximum(total[:, -1:], _TINY)
-    item = np.minimum((cdf <= u).sum(-1), weights.shape[-1] - 1)
+def _item_numpy(weights: Floats, u: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """The same, bit for bit, where operations on few elements are cheap: weights (n, k), u (n, 1).
+
+    Returns:
+        the item, and where it begins and ends, (n,) each. A sum that is made in order never decreases, and stands still
+        at zero weights.
+    """
+    total = weights.cumsum(-1)
+    cdf = np.divide(total, np.maximum(total[:, -1:], _TINY), out=total)
+    item = (cdf > u).argmax(-1)
     rows = np.arange(len(item))
-    high, low = cdf[rows, item], np.where(item > 0, cdf[rows, item - 1], 0.0)
-    with np.errstate(invalid="ignore", divide="ignore"):  # rows without weight mean nothing
-        rest = (u[:, 0] - low) / (high - low)
-    return torch.from_numpy(item), torch.from_numpy(np.clip(rest, 0.0, _BELOW_ONE))
+    return item, np.where(item > 0, cdf[rows, item - 1], 0.0), cdf[rows, item]
+
+
+def _rest_numpy(u: Floats, low: Floats, high: Floats) -> Floats:
+    """Where u (n, 1) lies between two numbers (n,)."""
+    return np.asarray(np.minimum(np.maximum((u[:, 0] - low) / np.maximum(high - low, _TINY), 0.0), _BELOW_ONE))
 
 
 class Urn:

@@ -7,10 +7,13 @@ import dataclasses
 import functools
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from smcdecode.engine.attention import Batch
+from smcdecode.engine.pages import Numbers
 from smcdecode.engine.slots import Slots
 
 __all__ = ["Company", "Feed"]
@@ -50,22 +53,23 @@ class Company:
     @classmethod
     def of(cls, every: Slots, slots: Tensor) -> "Company":
         """The company of ``slots`` (n,), which have the pages of what is to be written."""
-        lane = every.lane[slots]
-        lanes, group = torch.unique_consecutive(lane, return_inverse=True)
-        here = lanes.tolist()
-        before = every.prefix_len[lane]
-        most = int(every.table.used[slots].max()) if len(slots) else 0
+        at = slots.numpy()
+        lane = every.lane.numpy()[at]
+        here, group = _grouped(lane)
+        prefix_len = every.prefix_len.numpy()
+        most = int(every.table.used.numpy()[at].max(initial=0))
         return cls(
-            slots, every.length[slots], before, every.table.rows[slots, :most], group,
-            tuple(every.prefix[g] for g in here), tuple(every.prefix_len[lanes].tolist()),
+            slots, torch.from_numpy(every.length.numpy()[at]), torch.from_numpy(prefix_len[lane]),
+            torch.from_numpy(every.table.rows.numpy()[at, :most]), torch.from_numpy(group),
+            tuple(every.prefix[g] for g in here.tolist()), tuple(prefix_len[here].tolist()),
         )  # fmt: skip
 
     def some(self, rows: Tensor) -> "Company":
         """That of some rows, (m,) int64 ascending."""
-        groups, group = torch.unique_consecutive(self.group[rows], return_inverse=True)
+        groups, group = _grouped(self.group.numpy()[rows.numpy()])
         here = groups.tolist()
         return Company(
-            self.slots[rows], self.length[rows], self.before[rows], self.pages[rows], group,
+            self.slots[rows], self.length[rows], self.before[rows], self.pages[rows], torch.from_numpy(group),
             tuple(self.prefix_pages[g] for g in here), tuple(self.prefix_len[g] for g in here),
         )  # fmt: skip
 
@@ -73,20 +77,33 @@ class Company:
         """What a pass over the last ``q_len`` (n,) of the first ``own_len`` (n,) own tokens attends to."""
         return Batch(q_len, self.pages, own_len, self.group, self.prefix_pages, self.prefix_len)
 
-    def unread(self, tokens: Tensor, lag: Tensor) -> Feed:
+    def unread(self, tokens: Tensor, lag: Numbers) -> Feed:
         """A pass over the last ``lag`` (n,) of the own tokens, rows of ``tokens`` (S, T): the last row of each."""
-        end = lag.cumsum(0)
-        owner = torch.arange(len(lag)).repeat_interleave(lag)
-        place = (self.length - end)[owner] + torch.arange(len(owner))
-        return Feed(tokens[self.slots[owner], place], self.before[owner] + place, self.batch(lag, self.length), end - 1)
+        each = np.asarray(lag)
+        end = each.cumsum()
+        owner = np.arange(len(each)).repeat(each)
+        place = (self.length.numpy() - end)[owner] + np.arange(len(owner))
+        read, positions = tokens.numpy()[self.slots.numpy()[owner], place], self.before.numpy()[owner] + place
+        rows = torch.from_numpy(end - 1)
+        return Feed(
+            torch.from_numpy(read), torch.from_numpy(positions), self.batch(torch.as_tensor(lag), self.length), rows
+        )
 
     def behind(self, drafted: Tensor) -> Feed:
         """A pass over the last of some tokens ``drafted`` (n, k ≥ 1) behind the own ones."""
-        own_len = self.length + drafted.shape[1]
+        own_len = self.length.numpy() + drafted.shape[1]
+        positions = torch.from_numpy(self.before.numpy() + own_len - 1)
         ones, rows = self._alone
-        return Feed(drafted[:, -1], self.before + own_len - 1, self.batch(ones, own_len), rows)
+        return Feed(drafted[:, -1], positions, self.batch(ones, torch.from_numpy(own_len)), rows)
 
     @functools.cached_property
     def _alone(self) -> tuple[Tensor, Tensor]:
         """One token a row: how many, and which."""
         return torch.ones_like(self.slots), torch.arange(len(self.slots))
+
+
+def _grouped(of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The different values of something nondecreasing, and which of them each item has."""
+    new = np.ones(len(of), dtype=bool)
+    new[1:] = of[1:] != of[:-1]
+    return of[new], new.cumsum() - 1

@@ -1,8 +1,13 @@
-"""Pages by number: which are free, who shares them, which rows hold them. Knows counts and tables, no keys."""
+"""Pages by number: which are free, who shares them, which rows hold them. Knows counts and tables, no keys.
+
+All of it lies on the host and moves a few numbers at a time, which numpy does in a fraction of torch's time.
+"""
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from smcdecode.errors import OutOfPages
@@ -10,6 +15,8 @@ from smcdecode.errors import OutOfPages
 __all__ = ["NULL", "BlockTable", "PagePool"]
 
 NULL = 0  # the page that pads table rows; never handed out
+
+Numbers = Tensor | NDArray[np.int64]
 
 
 class PagePool:
@@ -72,19 +79,18 @@ class PagePool:
         """Pages (n,) are as good as any others."""
         self.kept[pages] = False
 
-    def share(self, pages: Tensor) -> None:
+    def share(self, pages: Numbers) -> None:
         """Raise the count of each page once for every time it is listed; NULL is skipped."""
-        pages = pages[pages != NULL]
-        self.counts.index_add_(0, pages, torch.ones_like(pages))
+        pages = np.asarray(pages)
+        np.add.at(self.counts.numpy(), pages[pages != NULL], 1)
 
-    def release(self, pages: Tensor) -> None:
+    def release(self, pages: Numbers) -> None:
         """Lower the count of each page once for every time it is listed; NULL is skipped."""
+        pages, counts = np.asarray(pages), self.counts.numpy()
         pages = pages[pages != NULL]
-        if not len(pages):
-            return
-        self.counts.index_add_(0, pages, -torch.ones_like(pages))
-        distinct = pages.unique()  # type: ignore[no-untyped-call]
-        self.used -= int((self.counts[distinct] == 0).sum())
+        np.subtract.at(counts, pages, 1)
+        freed = np.sort(pages[counts[pages] == 0])
+        self.used -= len(freed) - int(np.count_nonzero(freed[1:] == freed[:-1]))  # a page may be listed twice
 
     def audit(self, holders: Iterable[Tensor]) -> None:
         """Check the counts against everything that holds pages.
@@ -124,18 +130,19 @@ class BlockTable:
         self.rows = torch.full((slots, width), NULL, dtype=torch.int64)
         self.used = torch.zeros(slots, dtype=torch.int64)
 
-    def grow(self, slots: Tensor, pages: Tensor) -> None:
+    def grow(self, slots: Numbers, pages: Numbers) -> None:
         """Take pages until each of ``slots`` (n,) holds at least ``pages`` (n,) of them."""
-        used = self.used[slots]
-        extra = (pages - used).clamp_(min=0)
-        end = extra.cumsum(0)
-        total = int(end[-1]) if len(end) else 0
+        slots, used = np.asarray(slots), self.used.numpy()
+        held = used[slots]
+        extra = np.maximum(np.asarray(pages) - held, 0)
+        total = int(extra.sum())
         if not total:
             return
-        owner = torch.arange(len(slots)).repeat_interleave(extra)
-        used += extra
-        self.rows[slots[owner], (used - end)[owner] + torch.arange(total)] = self.pool.take(total)
-        self.used[slots] = used
+        taken = self.pool.take(total).numpy()
+        held += extra
+        columns = np.arange(total) + np.repeat(held - extra.cumsum(), extra)
+        self.rows.numpy()[np.repeat(slots, extra), columns] = taken
+        used[slots] = held
 
     def select(self, ancestors: Tensor, keep: Tensor) -> None:
         """Row i becomes a copy of the first ``keep[i]`` pages of row ``ancestors[i]``; rows with a_i = i stay whole.
@@ -144,21 +151,30 @@ class BlockTable:
             ancestors: (slots,) int64.
             keep: (slots,) int64, pages worth sharing (those that hold cached tokens of the ancestor).
         """
-        moved = (ancestors != torch.arange(len(ancestors))).nonzero()[:, 0]
-        if not len(moved):
-            return
-        width = torch.arange(self.rows.shape[1])
-        gained = torch.where(width < keep[moved, None], self.rows[ancestors[moved]], NULL)
-        self.pool.share(gained)
-        self.pool.release(self.rows[moved])
-        self.rows[moved] = gained
-        self.used[moved] = torch.minimum(keep[moved], self.used[ancestors[moved]])
+        whose = ancestors.numpy()
+        moved = np.flatnonzero(whose != np.arange(len(whose)))
+        if len(moved):
+            self.copy(moved, whose[moved], keep.numpy()[moved])
 
-    def clear(self, slots: Tensor) -> None:
+    def copy(self, slots: Numbers, ancestors: Numbers, keep: Numbers) -> None:
+        """Rows ``slots`` become the first ``keep`` pages of rows ``ancestors``, as these are now: (n,) each."""
+        slots, ancestors, keep = (np.asarray(x) for x in (slots, ancestors, keep))
+        rows, used = self.rows.numpy(), self.used.numpy()
+        most = int(max(used[slots].max(initial=0), used[ancestors].max(initial=0)))
+        held = rows[:, :most]
+        gained = np.where(np.arange(most) < keep[:, None], held[ancestors], NULL)
+        kept = np.minimum(keep, used[ancestors])
+        self.pool.share(gained)
+        self.pool.release(held[slots])
+        held[slots], used[slots] = gained, kept
+
+    def clear(self, slots: Numbers) -> None:
         """Give back all pages of ``slots`` (n,)."""
-        self.pool.release(self.rows[slots])
-        self.rows[slots] = NULL
-        self.used[slots] = 0
+        slots, used = np.asarray(slots), self.used.numpy()
+        held = self.rows.numpy()[:, : int(used[slots].max(initial=0))]
+        self.pool.release(held[slots])
+        held[slots] = NULL
+        used[slots] = 0
 
     def own(self, slots: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
         """Make the page in ``column[i]`` of each slot its own before it is written: copy on write.

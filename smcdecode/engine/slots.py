@@ -8,12 +8,14 @@ draft all but the last one or two (its ``lag``).
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from smcdecode.engine.attention import Batch
 from smcdecode.engine.draw import law_of
-from smcdecode.engine.pages import BlockTable
+from smcdecode.engine.pages import BlockTable, Numbers
 from smcdecode.engine.prefixes import Prefixes, piece_ends
 from smcdecode.engine.request import Request
 from smcdecode_kernels import reference
@@ -120,21 +122,22 @@ class Slots:
         self.finished[slots] = True
         self.next_row[slots] = -1
 
-    def release(self, slots: Tensor) -> None:
+    def release(self, slots: Numbers) -> None:
         """Give back the own pages of particles that write no more."""
         self.table.clear(slots)
 
-    def write(self, slots: Tensor, tokens: Tensor, count: Tensor) -> None:
+    def write(self, slots: Numbers, tokens: Numbers, count: Numbers) -> None:
         """Append the first ``count[i]`` of ``tokens[i]`` to slot i: (n,), (n, K), (n,) int64."""
-        i, k = (torch.arange(tokens.shape[1]) < count[:, None]).nonzero(as_tuple=True)
-        length = self.length[slots]
-        self.tokens[slots[i], length[i] + k] = tokens[i, k]
-        self.length[slots] = length + count
+        slots, tokens, count, length = (np.asarray(x) for x in (slots, tokens, count, self.length))
+        i, k = (np.arange(tokens.shape[1]) < count[:, None]).nonzero()
+        self.tokens.numpy()[slots[i], length[slots[i]] + k] = tokens[i, k]
+        length[slots] += count
 
-    def put(self, slots: Tensor, tokens: Tensor) -> None:
+    def put(self, slots: Numbers, tokens: Numbers) -> None:
         """Append one token to each slot: (n,) int64 each, all slots different."""
-        self.tokens[slots, self.length[slots]] = tokens
-        self.length[slots] += 1
+        slots, length = np.asarray(slots), self.length.numpy()
+        self.tokens.numpy()[slots, length[slots]] = np.asarray(tokens)
+        length[slots] += 1
 
     def owe(self, slots: Tensor, place: Tensor, log_w: Tensor) -> None:
         """Note weights of own tokens: (n,) int64 slots and places, (n,) float64."""
@@ -158,11 +161,17 @@ class Slots:
 
     def room(self, slots: Tensor) -> Tensor:
         """Tokens each slot may still write before its cap: (n,) int64."""
-        return self.cap[self.lane[slots]] - self.length[slots]
+        return torch.from_numpy(self.left(slots))
+
+    def left(self, slots: Numbers) -> NDArray[np.int64]:
+        """As :meth:`room`, in numpy."""
+        slots = np.asarray(slots)
+        return np.asarray(self.cap.numpy()[self.lane.numpy()[slots]] - self.length.numpy()[slots])
 
     def last(self, slots: Tensor) -> Tensor:
         """The last own token of each slot: (n,) int64."""
-        return self.tokens[slots, self.length[slots] - 1]
+        at = slots.numpy()
+        return torch.from_numpy(self.tokens.numpy()[at, self.length.numpy()[at] - 1])
 
     def contexts(self, slots: Tensor, drafted: Tensor) -> Tensor:
         """Prompt, own tokens and ``drafted`` ones (n, k) of each slot, flush right after −1s: (n, L) int64."""
@@ -237,14 +246,16 @@ class Slots:
             ends.append(length)
         return list(zip([known, *ends], ends, strict=False))
 
-    def uniform(self, slots: Tensor, place: int | Tensor, stream: int) -> Tensor:
+    def uniform(self, slots: Numbers, place: int | Numbers, stream: int | Tensor) -> Tensor:
         """Float64 uniforms keyed by request seed, particle, cycle and place in the block, and nothing else.
 
-        ``slots`` (n,) int64 and a place give (n,); slots (n, 1) and places (m,) give (n, m).
+        ``slots`` (n,) int64 and a place give (n,); slots (n, 1) and places (m,) give (n, m), and so do streams.
         """
-        lane = self.lane[slots]
-        key, cycle = self.seed[lane], self.cycle[lane]
-        return reference.uniform(key, self.particle[slots], cycle, torch.as_tensor(place), stream)
+        slots = np.asarray(slots)
+        lane = self.lane.numpy()[slots]
+        columns = (self.seed.numpy()[lane], self.particle.numpy()[slots], self.cycle.numpy()[lane])
+        seed, particle, cycle = (torch.from_numpy(x) for x in columns)
+        return reference.uniform(seed, particle, cycle, torch.as_tensor(place), stream)
 
     def holders(self) -> list[Tensor]:
         """All page numbers that are held here; AssertionError where a slot has lost pages with its keys and values."""

@@ -9,13 +9,16 @@ import datetime
 import socket
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
 
 __all__ = ["Broken", "Channel", "Rendezvous"]
 
 _MARK = 0x534D4344
+_END = np.array([_MARK]).view(np.uint8)  # of a payload
 _HOST = "127.0.0.1"
 _WORDS, _PAYLOAD = 1, 2  # tags
 _LONG = datetime.timedelta(days=365)
@@ -58,19 +61,19 @@ class Channel:
         self._other, self.words = 1 - rank, words
         self._sent: list[tuple[Any, Tensor]] = []  # kept until the other side has taken them
 
-    def send(self, words: Tensor, payload: Tensor | None = None) -> None:
+    def send(self, words: Tensor | NDArray[np.int64], payload: Tensor | None = None) -> None:
         """Send a message without waiting for the other side to take it.
 
         Args:
             words: (n,) int64, n ≤ the channel's words.
             payload: (m,) uint8 that follows, or None.
         """
-        message = torch.zeros(self.words + 2, dtype=torch.int64)
+        message = np.zeros(self.words + 2, np.int64)
         message[0] = message[-1] = _MARK
         message[1 : len(words) + 1] = words
-        self._post(message, _WORDS)
+        self._post(torch.from_numpy(message), _WORDS)
         if payload is not None:
-            self._post(torch.cat([payload, torch.tensor([_MARK]).view(torch.uint8)]), _PAYLOAD)
+            self._post(torch.from_numpy(np.concatenate([payload.numpy(), _END])), _PAYLOAD)
 
     def _post(self, message: Tensor, tag: int) -> None:
         try:
@@ -87,26 +90,28 @@ class Channel:
         Raises:
             Broken: the other side is gone or silent for too long, or the message was cut short.
         """
-        message = self._take(torch.zeros(self.words + 2, dtype=torch.int64), _WORDS, seconds)
+        message = np.zeros(self.words + 2, np.int64)
+        self._take(message, _WORDS, seconds)
         if message[0] != _MARK or message[-1] != _MARK:
             raise Broken("a message was cut short")
-        return message[1:-1]
+        return torch.from_numpy(message[1:-1])
 
     def payload(self, size: int, seconds: float | None = None) -> Tensor:
         """The payload of ``size`` bytes behind the last message: (size,) uint8. Raises as :meth:`receive` does."""
-        message = self._take(torch.zeros(size + 8, dtype=torch.uint8), _PAYLOAD, seconds)
-        if not torch.equal(message[size:], torch.tensor([_MARK]).view(torch.uint8)):
+        message = np.empty(size + len(_END), np.uint8)
+        message[size:] = 0
+        self._take(message, _PAYLOAD, seconds)
+        if (message[size:] != _END).any():
             raise Broken("a payload was cut short")
-        return message[:size]
+        return torch.from_numpy(message[:size])
 
-    def _take(self, into: Tensor, tag: int, seconds: float | None) -> Tensor:
+    def _take(self, into: NDArray[Any], tag: int, seconds: float | None) -> None:
         wait = _LONG if seconds is None else datetime.timedelta(seconds=seconds)
         try:
-            self._group.recv([into], self._other, tag).wait(wait)
+            self._group.recv([torch.from_numpy(into)], self._other, tag).wait(wait)
         except RuntimeError as error:
             raise Broken(_first_line(error)) from error
         self._sent.clear()  # each side speaks again only when it has taken what was sent to it
-        return into
 
     def __enter__(self) -> Self:
         return self

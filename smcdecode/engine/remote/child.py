@@ -12,13 +12,14 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from smcdecode.engine.load import load
 from smcdecode.engine.model import LanguageModel
 from smcdecode.engine.remote.channel import Broken, Channel, Rendezvous
-from smcdecode.engine.remote.messages import CONTROL_WORDS, Backup, Entries, Kind, Lanes, Setup, numbers
+from smcdecode.engine.remote.messages import CONTROL_WORDS, Backup, Entries, Kind, Lanes, Setup
 from smcdecode.engine.remote.speculator import Speculator
 from smcdecode.errors import SMCDecodeError
 
@@ -93,10 +94,11 @@ class _Run:
             if self.failure is None and kind == Kind.OPEN and payload is not None:
                 self.speculator.open(Lanes.unpacked(payload, n))
             elif self.failure is None and kind == Kind.CLOSE:
-                self.speculator.close(words[4 : 4 + n])
+                self.speculator.close(words[4 : 4 + n].numpy())
             elif self.failure is None and kind == Kind.ASK:
-                entries, share = Entries.of(words[5:], n), float(numbers(words[4:5]))
-                answer = self.speculator.answer(entries, Backup(int(words[3])), share)
+                asked = words.numpy()
+                entries, share = Entries.of(asked[5:], n), float(asked[4:5].view(np.float64)[0])
+                answer = self.speculator.answer(entries, Backup(asked[3]), share)
                 self.channel.send(answer.words(serial), answer.packed())
                 answered = True
                 self.speculator.prepare(entries, share)
@@ -129,4 +131,4 @@ def _next_entries(inbox: "queue.Queue[Message | None]") -> Entries | None:
     if message is None or int(message[0][0]) != Kind.ASK:
         return None
     words = message[0]
-    return Entries.of(words[5:], int(words[2]))
+    return Entries.of(words[5:].numpy(), int(words[2]))

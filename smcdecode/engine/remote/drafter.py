@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from smcdecode.engine.company import Company
 from smcdecode.engine.drafting import Block, Drafter
 from smcdecode.engine.remote.backup import LOOKUP, backed
 from smcdecode.engine.remote.channel import Broken
-from smcdecode.engine.remote.messages import Answer, Backup, Entries, Kind, Lanes, Setup, bits
+from smcdecode.engine.remote.messages import Answer, Backup, Entries, Ints, Kind, Lanes, Setup
 from smcdecode.engine.remote.process import RemoteModel
 from smcdecode.engine.remote.tuning import Tuning
 from smcdecode.engine.request import Request
@@ -65,10 +66,10 @@ class RemoteDrafter(Drafter):
         self.base[self.slots.of(index)] = 0
         self.source[self.slots.of(index)] = self.slots.of(index)
         self.log_w[self.slots.of(index)] = 0.0
-        prompts = [torch.tensor(request.prompt.tokens) for request in requests]
-        temperature = self.heat(index * self.slots.N, 1)
-        seeds, caps = self.slots.seed[index], self.slots.cap[index]
-        payload = Lanes(index, seeds, caps, temperature, prompts).packed()
+        prompts = [np.array(request.prompt.tokens) for request in requests]
+        temperature = self.heat(index * self.slots.N, 1).numpy()
+        seeds, caps = self.slots.seed[index].numpy(), self.slots.cap[index].numpy()
+        payload = Lanes(index.numpy(), seeds, caps, temperature, prompts).packed()
         self._tell(Kind.OPEN, [len(lanes), len(payload)], payload)
 
     def close(self, lanes: Sequence[int]) -> None:
@@ -109,16 +110,16 @@ class RemoteDrafter(Drafter):
         """Tell what became of the last blocks."""
         if self._lost:
             return
-        kept = self.slots.length[slots] - self.base[slots] - 1
-        cycle = self.slots.cycle[self.slots.lane[slots]]
-        entries = Entries(
-            slots, self.source[slots], kept, self.slots.last(slots), cycle, self.heat(slots, 0), self.heat(slots, 1),
-            self.log_w[slots],
-        )  # fmt: skip
-        share = bits(torch.tensor([self.tuning.share], dtype=torch.float64))
+        at = slots.numpy()
+        kept = self.slots.length.numpy()[at] - self.base.numpy()[at] - 1
+        cycle, source = self.slots.cycle.numpy()[self.slots.lane.numpy()[at]], self.source.numpy()[at]
+        now, following = (self.heat(slots, ahead).numpy() for ahead in (0, 1))
+        last, log_w = self.slots.last(slots).numpy(), self.log_w.numpy()[at]
+        entries = Entries(at, source, kept, last, cycle, now, following, log_w)
         self.tuning.asked(time.perf_counter())
         self._serial += 1
-        self._tell(Kind.ASK, torch.cat([torch.tensor([len(slots), backup]), share, entries.words()]).tolist())
+        share = np.array([self.tuning.share], np.float64).view(np.int64)
+        self._tell(Kind.ASK, np.concatenate([[len(at), backup], share, entries.words()]))
 
     def _hear(self, n: int) -> Answer | None:
         """What the draft answers; None if it is gone."""
@@ -129,10 +130,10 @@ class RemoteDrafter(Drafter):
         except Broken as error:
             self._lose(error)
             return None
-        hits = answer.hit > 0
-        self.stats.hits += int(hits.sum())
-        self.stats.misses += int((~hits).sum())
-        self.tuning.heard(answer, hits, time.perf_counter())
+        hits = int(answer.hit.sum())
+        self.stats.hits += hits
+        self.stats.misses += n - hits
+        self.tuning.heard(answer, hits / n, time.perf_counter())
         return answer
 
     def _heard(self, n: int) -> Answer:
@@ -148,11 +149,11 @@ class RemoteDrafter(Drafter):
         payload = self.remote.payload(size) if size else None
         return Answer.of(words, payload, n, K, V)
 
-    def _tell(self, kind: Kind, words: list[int], payload: Tensor | None = None) -> None:
+    def _tell(self, kind: Kind, words: Sequence[int] | Ints, payload: Tensor | None = None) -> None:
         if self._lost:
             return
         try:
-            self.remote.send(torch.tensor([kind, self._serial, *words]), payload)
+            self.remote.send(np.concatenate([[kind, self._serial], words]), payload)
         except Broken as error:
             self._lose(error)
 
@@ -195,15 +196,15 @@ class RemoteDrafter(Drafter):
 
     def _fill(self, block: Block, answer: Answer, backup: Backup) -> None:
         """Put the blocks of an answer in, and where it has none those of the backup."""
-        self._last = answer, (answer.count > 0).nonzero()[:, 0]
-        tokens, count, laws = answer.tokens, answer.count, self._spread(answer)
-        own = (count < 0).nonzero()[:, 0]
+        self._last = answer, torch.from_numpy(np.flatnonzero(answer.count > 0))
+        tokens, count, laws = torch.from_numpy(answer.tokens), torch.from_numpy(answer.count), self._spread(answer)
+        own = torch.from_numpy(np.flatnonzero(answer.count < 0))
         if len(own):
             assert laws is not None
             blocks = backed(backup, self.slots, block.slots[own], self.setup.block, self.endings.is_eos)
             tokens, count = tokens.index_copy(0, own, blocks.tokens), count.index_copy(0, own, blocks.count)
             laws[own] = blocks.laws
-        block.log_q = answer.log_q
+        block.log_q = torch.from_numpy(answer.log_q)
         self._set(block, tokens, count, laws)
 
     def _set(self, block: Block, tokens: Tensor, count: Tensor, laws: Tensor | None) -> None:
@@ -217,14 +218,14 @@ class RemoteDrafter(Drafter):
         if answer.laws is None:
             return None
         shape = (*answer.tokens.shape, self.setup.size)
-        if len(answer.laws) == answer.tokens.numel():
+        if len(answer.laws) == answer.tokens.size:
             return answer.laws.view(shape)
         laws = torch.zeros(shape)
-        laws[torch.arange(shape[1]) < answer.count[:, None]] = answer.laws
+        laws.numpy()[np.arange(shape[1]) < answer.count[:, None]] = answer.laws.numpy()
         return laws
 
 
 def _first_rows(answer: Answer) -> Tensor:
     """Where the laws of each row's block begin: (n,) int64."""
-    count = answer.count.clamp(min=0)
-    return count.cumsum(0) - count
+    count = answer.count.clip(min=0)
+    return torch.from_numpy(count.cumsum() - count)

@@ -1,11 +1,12 @@
 """Which outcomes of blocks are likely, by the draft's own laws and by what came. Knows texts; prepares nothing."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from smcdecode.engine.drafting import Stream
 from smcdecode.engine.draw import draw
-from smcdecode.engine.remote.messages import Entries, Setup
+from smcdecode.engine.remote.messages import Entries, Floats, Ints, Setup
 from smcdecode.engine.remote.texts import Texts
 from smcdecode.infer.fanout import Outcomes
 
@@ -13,11 +14,7 @@ __all__ = ["Likely"]
 
 
 class Likely:
-    """Guesses of a run, and how good they were.
-
-    Attributes:
-        backed: (S,) bool, trunks whose last block was a backup's.
-    """
+    """Guesses of a run, and how good they were."""
 
     def __init__(self, texts: Texts, setup: Setup) -> None:
         self.texts, self.setup = texts, setup
@@ -26,40 +23,39 @@ class Likely:
             False: Outcomes(setup.block, most),
             True: Outcomes(setup.block, most, acceptance=0.0),  # behind a backup block
         }
-        self.backed = torch.zeros_like(self.texts.ended)  # trunks whose last block was a backup's
-        self._guessed = torch.full((setup.slots, K + 1, most + 1), -1)  # guesses at each k, the likeliest first
+        self._guessed = np.full((setup.slots, K + 1, most + 1), -1)  # guesses at each k, the likeliest first
         self._fanouts: dict[tuple[bool, int, bool], list[int]] = {}
 
     def observe(self, entries: Entries) -> None:
         """Learn how often each k comes, and at which place among the guesses its token."""
         sources = self.texts.trunk(entries.source)
         guesses = self._guessed[entries.source, entries.kept]  # (n, M + 1)
+        found = guesses == entries.token[:, None]
         order = (guesses >= 0).cumsum(1) - 1
-        place = torch.where(guesses == entries.token[:, None], order, self.texts.guesses).amin(1)
-        kept = torch.where(entries.kept == self.texts.count(sources), self.setup.block, entries.kept)
-        for backup, k, at in zip(self.backed[sources].tolist(), kept.tolist(), place.tolist(), strict=True):
+        place = np.where(found.any(1), order[np.arange(len(order)), found.argmax(1)], self.texts.guesses)
+        kept = np.where(entries.kept == self.texts.count(sources), self.setup.block, entries.kept)
+        for backup, k, at in zip(self.texts.backed[sources].tolist(), kept.tolist(), place.tolist(), strict=True):
             self.outcomes[backup].observe(k, at)
 
-    def forget(self, slots: Tensor) -> None:
-        """Nothing is guessed for some particles (n,), and their blocks are no backup's."""
-        self._guessed[slots] = -1
-        self.backed[self.texts.trunk(slots)] = False
+    def forget(self, particles: Ints) -> None:
+        """Nothing is guessed for some particles (n,)."""
+        self._guessed[particles] = -1
 
     def outcomes_of(
-        self, trunks: Tensor, logits: Tensor, fresh: Tensor, temperature: Tensor, weight: Tensor, drawn: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        self, trunks: Ints, logits: Tensor, fresh: Ints, temperature: Floats, weight: Floats, drawn: Tensor
+    ) -> tuple[Ints, Ints, Ints, Ints]:
         """The outcomes to prepare for.
 
         Args:
-            trunks: (n,) int64.
+            trunks: (n,).
             logits: (T, V) float32 behind the tokens just read, trunk by trunk.
-            fresh: (n,) int64, how many those are of each.
-            temperature: (n,) float64, of the laws that guesses are made of.
-            weight: (n,) float64, log-weights that the particles carry.
+            fresh: (n,), how many those are of each.
+            temperature: (n,), of the laws that guesses are made of.
+            weight: (n,), log-weights that the particles carry.
             drawn: (R, V) float32, what the blocks that the draft wrote were drawn from.
 
         Returns:
-            rows of ``trunks``, the rows whose block they go on with, tokens kept and the token behind: (m,) int64 each.
+            rows of ``trunks``, the rows whose block they go on with, tokens kept and the token behind: (m,) each.
         """
         row, kept, tokens = self._own(trunks, logits, fresh, temperature, drawn)
         self._fanouts.clear()
@@ -68,65 +64,70 @@ class Likely:
         return self._replaced(trunks, logits, fresh, temperature, weight, row, kept, tokens)
 
     def _own(
-        self, trunks: Tensor, logits: Tensor, fresh: Tensor, temperature: Tensor, drawn: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Outcomes of the trunks' own blocks: rows of ``trunks``, tokens kept and the token behind, (m,) int64 each."""
-        texts, slots, K = self.texts, self.texts.slots, self.setup.block
-        count, base, n = texts.count(trunks), texts.base[trunks], len(trunks)
-        every = torch.arange(K + 1)
+        self, trunks: Ints, logits: Tensor, fresh: Ints, temperature: Floats, drawn: Tensor
+    ) -> tuple[Ints, Ints, Ints]:
+        """Outcomes of the trunks' own blocks: rows of ``trunks``, tokens kept and the token behind, (m,) each."""
+        texts, K = self.texts, self.setup.block
+        count, base, n, backed = texts.count(trunks), texts.base[trunks], len(trunks), texts.backed[trunks]
+        every = np.arange(K + 1)
         at_end = every == count[:, None]  # (n, K + 1)
         drafted = every < count[:, None]
         bonus = ~texts.ended[trunks]
-        guesses = torch.full((n, K + 1, texts.guesses + 1), -1)
-        own = drafted & ~self.backed[trunks][:, None]
-        guesses[:, :, 1:][own] = drawn.topk(texts.guesses).indices.cpu()
+        guesses = np.full((n, K + 1, texts.guesses + 1), -1)
+        others = guesses[:, :, 1:]
+        others[drafted & ~backed[:, None]] = self._top(drawn)
         read = ((count - fresh)[:, None] < every) & (every <= count[:, None])
-        guesses[:, :, 1:][read] = logits.topk(texts.guesses).indices.cpu()
-        likely = torch.full_like(trunks, -1)
-        asked = bonus.nonzero()[:, 0]
-        likely[asked] = self._likely(trunks[asked], logits[fresh.cumsum(0)[asked] - 1], temperature[asked])
-        guesses[:, :, 0] = likely[:, None].masked_fill(~at_end, -1)  # comes first, and only once
-        other = torch.where(drafted, texts.blocks(trunks, K + 1), likely[:, None])  # refused, it cannot come again
-        guesses[:, :, 1:].masked_fill_(guesses[:, :, 1:] == other[:, :, None], -1)
-        guesses.masked_fill_(~(drafted | (at_end & bonus[:, None]))[:, :, None], -1)
-        self._guessed[trunks // (1 + texts.B)] = guesses
-        kinds = zip(self.backed[trunks].tolist(), count.tolist(), bonus.tolist(), strict=True)
-        fanout = torch.tensor([self._fanout(*kind) + [0] * (K - kind[1]) for kind in kinds])
+        others[read] = self._top(logits)
+        likely = np.full_like(trunks, -1)
+        asked = np.flatnonzero(bonus)
+        likely[asked] = self._likely(trunks[asked], logits, fresh.cumsum()[asked] - 1, temperature[asked])
+        guesses[:, :, 0] = np.where(at_end, likely[:, None], -1)  # comes first, and only once
+        other = np.where(drafted, texts.blocks(trunks, K + 1), likely[:, None])  # refused, it cannot come again
+        others[others == other[:, :, None]] = -1
+        guesses[~(drafted | (at_end & bonus[:, None]))] = -1
+        self._guessed[trunks // texts.each] = guesses
+        kinds = zip(backed.tolist(), count.tolist(), bonus.tolist(), strict=True)
+        fanout = np.array([self._fanout(*kind) + [0] * (K - kind[1]) for kind in kinds])
         known = guesses >= 0
-        wanted = known & (known.cumsum(-1) <= fanout[:, :, None]) & ~texts.is_eos[guesses.clamp(min=0)]
-        wanted &= (base[:, None] + every + 1 < slots.cap[slots.lane[trunks]][:, None])[:, :, None]
-        row, kept, place = wanted.nonzero(as_tuple=True)
+        wanted = known & (known.cumsum(-1) <= fanout[:, :, None]) & ~texts.is_eos[guesses]  # −1 is not known
+        wanted &= (base[:, None] + every + 1 < texts.cap[texts.lane[trunks]][:, None])[:, :, None]
+        row, kept, place = wanted.nonzero()
         return row, kept, guesses[row, kept, place]
 
-    def _likely(self, trunks: Tensor, logits: Tensor, temperature: Tensor) -> Tensor:
-        """What the target would draw behind whole blocks, were its law the draft's, by their uniforms: (n,) int64."""
+    def _top(self, logits: Tensor) -> Ints:
+        """The likeliest tokens of each row, the likeliest first."""
+        return np.asarray(logits.topk(self.texts.guesses).indices.cpu().numpy())
+
+    def _likely(self, trunks: Ints, logits: Tensor, rows: Ints, temperature: Floats) -> Ints:
+        """What the target would draw by the uniforms of trunks (n,), were its law the draft's at some rows (n,)."""
         if not len(trunks):
             return trunks
-        return draw(self.texts.law(logits, temperature), self.texts.slots.uniform(trunks, 0, Stream.BONUS))[0]
+        law = self.texts.law(logits[torch.from_numpy(rows).to(logits.device)], temperature)
+        return draw(law, self.texts.slots.uniform(trunks, 0, Stream.BONUS))[0].numpy()
 
     def _replaced(
-        self, trunks: Tensor, logits: Tensor, fresh: Tensor, temperature: Tensor, weight: Tensor, row: Tensor,
-        kept: Tensor, tokens: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        self, trunks: Ints, logits: Tensor, fresh: Ints, temperature: Floats, weight: Floats, row: Ints,
+        kept: Ints, tokens: Ints,
+    ) -> tuple[Ints, Ints, Ints, Ints]:  # fmt: skip
         """Outcomes of :meth:`_own`, and between them those of light particles that are replaced by heavy ones.
 
         Returns:
-            rows of ``trunks``, the rows whose block they go on with, tokens kept and the token behind: (m,) int64 each.
+            rows of ``trunks``, the rows whose block they go on with, tokens kept and the token behind: (m,) each.
         """
-        texts, slots = self.texts, self.texts.slots
-        pairs = _heavier(slots.lane[trunks].tolist(), weight.tolist(), self.setup.ancestors)
-        light, heavy = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T
+        texts = self.texts
+        pairs = _heavier(texts.lane[trunks].tolist(), weight.tolist(), self.setup.ancestors)
+        light, heavy = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         open_ = ~texts.ended[trunks[heavy]]
         light, heavy = light[open_], heavy[open_]
-        at_end = logits[fresh.cumsum(0)[heavy] - 1]
-        behind = self._likely(trunks[light], at_end, temperature[heavy])
+        behind = self._likely(trunks[light], logits, fresh.cumsum()[heavy] - 1, temperature[heavy])
         count = texts.count(trunks[heavy])
-        fits = texts.base[trunks[heavy]] + count + 1 < slots.cap[slots.lane[trunks[heavy]]]
+        fits = texts.base[trunks[heavy]] + count + 1 < texts.cap[texts.lane[trunks[heavy]]]
         fits &= ~texts.is_eos[behind]
-        every = torch.cat([row, light[fits]])
-        order = every.argsort(stable=True)
+        every = np.concatenate([row, light[fits]])
+        order = every.argsort(kind="stable")
         columns = ((row, heavy), (kept, count), (tokens, behind))
-        return every[order], *(torch.cat([own, other[fits]])[order] for own, other in columns)  # type: ignore[return-value]
+        source, kept, tokens = (np.concatenate([own, other[fits]])[order] for own, other in columns)
+        return every[order], source, kept, tokens
 
     def _fanout(self, backed: bool, count: int, bonus: bool) -> list[int]:
         """How many guesses at each k; computed once a round for each kind of block."""

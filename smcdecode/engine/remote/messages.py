@@ -5,14 +5,21 @@ Knows how they are laid out; not what is done with them. Floats travel as their 
 
 import dataclasses
 import enum
+import functools
 import pickle
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from smcdecode.declare.proposal import Draft
 
-__all__ = ["CONTROL_WORDS", "Answer", "Backup", "Entries", "Kind", "Lanes", "Setup", "bits", "numbers"]
+__all__ = ["CONTROL_WORDS", "Answer", "Backup", "Entries", "Flags", "Floats", "Ints", "Kind", "Lanes", "Setup"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 CONTROL_WORDS = 8  # of a message outside a run
 
@@ -27,16 +34,6 @@ class Backup(enum.IntEnum):
     """What is verified where no continuation was prepared."""
 
     REDRAFT, LOOKUP, UNIFORM = range(3)
-
-
-def bits(x: Tensor) -> Tensor:
-    """The bits of float64 numbers as int64."""
-    return x.contiguous().view(torch.int64)
-
-
-def numbers(x: Tensor) -> Tensor:
-    """The float64 numbers of int64 bits."""
-    return x.contiguous().view(torch.float64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,89 +86,111 @@ class Setup:
 class Lanes:
     """Requests that begin: one row of each field a lane."""
 
-    lane: Tensor  # (n,) int64
-    seed: Tensor  # (n,) int64
-    cap: Tensor  # (n,) int64
-    temperature: Tensor  # (n,) float64, of the draft in the first cycle that drafts
-    prompts: list[Tensor]  # each (length,) int64
+    lane: Ints  # (n,)
+    seed: Ints  # (n,)
+    cap: Ints  # (n,)
+    temperature: Floats  # (n,), of the draft in the first cycle that drafts
+    prompts: list[Ints]  # each (length,)
 
     def packed(self) -> Tensor:
         """As bytes."""
-        lengths = torch.tensor([len(prompt) for prompt in self.prompts])
-        head = torch.stack([self.lane, self.seed, self.cap, bits(self.temperature), lengths], 1).flatten()
-        return torch.cat([head, *self.prompts]).view(torch.uint8)
+        lengths = np.array([len(prompt) for prompt in self.prompts])
+        head = np.stack([self.lane, self.seed, self.cap, self.temperature.view(np.int64), lengths], 1).ravel()
+        return torch.from_numpy(np.concatenate([head, *self.prompts]).view(np.uint8))
 
     @staticmethod
     def unpacked(payload: Tensor, n: int) -> "Lanes":
         """The lanes that :meth:`packed` made ``payload`` of."""
-        words = payload.view(torch.int64)
-        lane, seed, cap, temperature, lengths = words[: 5 * n].view(n, 5).T
-        return Lanes(lane, seed, cap, numbers(temperature), list(torch.split(words[5 * n :], lengths.tolist())))
+        words = payload.numpy().view(np.int64)
+        lane, seed, cap, temperature, lengths = words[: 5 * n].reshape(n, 5).T.copy()
+        prompts = np.split(words[5 * n :], lengths.cumsum()[:-1])
+        return Lanes(lane, seed, cap, temperature.view(np.float64), prompts)
 
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
     """What became of the last blocks, a row for each slot that writes on: (n,) each."""
 
-    slot: Tensor
-    source: Tensor  # the slot whose block it continues: itself, unless particles were resampled
-    kept: Tensor  # k, drafted tokens of that block that stand
-    token: Tensor  # t, the token behind them
-    cycle: Tensor
-    temperature: Tensor  # float64, of the draft now
-    following: Tensor  # float64, of the draft in the next cycle
-    weight: Tensor  # float64, the log-weight it carries
+    slot: Ints
+    source: Ints  # the slot whose block it continues: itself, unless particles were resampled
+    kept: Ints  # k, drafted tokens of that block that stand
+    token: Ints  # t, the token behind them
+    cycle: Ints
+    temperature: Floats  # of the draft now
+    following: Floats  # of the draft in the next cycle
+    weight: Floats  # the log-weight it carries
 
     WORDS = 8
 
-    def words(self) -> Tensor:
-        """(n · WORDS,) int64."""
-        columns = [self.slot, self.source, self.kept, self.token, self.cycle, bits(self.temperature)]
-        return torch.stack([*columns, bits(self.following), bits(self.weight)], 1).flatten()
+    def words(self) -> Ints:
+        """(n · WORDS,)."""
+        table = np.empty((len(self.slot), self.WORDS), np.int64)
+        for column, field in enumerate((self.slot, self.source, self.kept, self.token, self.cycle)):
+            table[:, column] = field
+        for column, number in enumerate((self.temperature, self.following, self.weight), 5):
+            table[:, column] = number.view(np.int64)
+        return table.ravel()
 
     @classmethod
-    def of(cls, words: Tensor, n: int) -> "Entries":
+    def of(cls, words: Ints, n: int) -> "Entries":
         """The entries that :meth:`words` wrote."""
-        slot, source, kept, token, cycle, now, following, weight = words[: n * cls.WORDS].view(n, cls.WORDS).T
-        return cls(slot, source, kept, token, cycle, numbers(now), numbers(following), numbers(weight))
+        columns = words[: n * cls.WORDS].reshape(n, cls.WORDS).T.copy()
+        return cls(*columns[:5], *columns[5:].view(np.float64))
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """Blocks, a row for each entry; (n, …)."""
 
-    hit: Tensor  # (n,) int64, 1 where the continuation was prepared
-    count: Tensor  # (n,) int64, tokens drafted by the draft model; −1 where the backup needs no model
-    tokens: Tensor  # (n, K) int64
-    log_q: Tensor  # (n, K) float64
+    hit: Flags  # (n,), whether the continuation was prepared
+    count: Ints  # (n,), tokens drafted by the draft model; −1 where the backup needs no model
+    tokens: Ints  # (n, K)
+    log_q: Floats  # (n, K)
     laws: Tensor | None  # (R, V) float32 normalised log q of the Σ count drafted tokens, entry by entry; None: not sent
     top: Tensor | None  # (R, F) int64, the tokens that σ down-weights; None where it does not
     prepared: float  # seconds the last preparation took
     redrafted: float  # seconds the re-drafting in this answer took; 0 where none was
 
-    def words(self, serial: int) -> Tensor:
+    _HEAD = 7
+
+    def words(self, serial: int) -> Ints:
         """All but laws and top, whose sizes they tell."""
-        K = self.tokens.shape[1]
-        times = torch.tensor([self.prepared, self.redrafted], dtype=torch.float64)
-        width = 0 if self.top is None else self.top.shape[1]
-        rows = 0 if self.laws is None else len(self.laws)
-        head = torch.tensor([Kind.ANSWER, serial, _width(self.laws), width, rows])
-        table = torch.cat([self.hit[:, None], self.count[:, None], self.tokens, bits(self.log_q).view(-1, K)], 1)
-        return torch.cat([head, bits(times), table.flatten()])
+        n, K = self.tokens.shape
+        words = np.empty(self._HEAD + n * (2 + 2 * K), np.int64)
+        top = 0 if self.top is None else self.top.shape[1]
+        words[:5] = Kind.ANSWER, serial, self._width, top, 0 if self.laws is None else len(self.laws)
+        words[5:7] = np.array([self.prepared, self.redrafted]).view(np.int64)
+        table = words[7:].reshape(n, -1)
+        table[:, 0], table[:, 1], table[:, 2 : 2 + K] = self.hit, self.count, self.tokens
+        table[:, 2 + K :] = self.log_q.view(np.int64)
+        return words
 
     def packed(self) -> Tensor | None:
         """Laws and top as bytes: whole rows, or where most tokens have none, the ids and values of those that have."""
         if self.laws is None or not len(self.laws):
             return None
-        width = _width(self.laws)
         parts: list[Tensor] = []
-        if width == self.laws.shape[1]:
+        if self._width == self.laws.shape[1]:
             parts.append(self.laws.contiguous())
-        elif width > 1:
-            values, ids = self.laws.topk(width)
+        elif self._width > 1:
+            values, ids = self.laws.topk(self._width)
             parts += [values, ids.int()]
         parts += [] if self.top is None else [self.top.int()]
-        return torch.cat([part.view(torch.uint8).flatten() for part in parts]) if parts else None
+        flat = [part.view(torch.uint8).flatten() for part in parts]
+        return flat[0] if len(flat) == 1 else torch.cat(flat) if flat else None
+
+    @functools.cached_property
+    def _width(self) -> int:
+        """Numbers sent of each row: −1 none; 1 where every law is one-hot, which the token tells; V whole rows."""
+        if self.laws is None:
+            return -1
+        V = self.laws.shape[1]
+        if not len(self.laws):
+            return 1
+        if float(self.laws.amin()) > -np.inf:
+            return V
+        support = int((~torch.isneginf(self.laws)).sum(-1).max())
+        return support if 2 * support < V else V
 
     @staticmethod
     def size(words: Tensor, V: int) -> int:
@@ -183,26 +202,19 @@ class Answer:
     @staticmethod
     def of(words: Tensor, payload: Tensor | None, n: int, block: int, V: int) -> "Answer":
         """The answer that was sent."""
-        table = words[7 : 7 + n * (2 + 2 * block)].view(n, -1)
-        hit, count, tokens, log_q = table[:, 0], table[:, 1], table[:, 2 : 2 + block], numbers(table[:, 2 + block :])
-        width, top_width = words[2:4].tolist()
+        told = words.numpy()
+        table = told[7 : 7 + n * (2 + 2 * block)].reshape(n, -1)
+        hit, count, tokens = table[:, 0] > 0, table[:, 1], table[:, 2 : 2 + block].copy()
+        width, top_width, rows = told[2:5].tolist()
         laws: Tensor | None = None
         top: Tensor | None = None
         if width >= 0:
-            drafted = tokens[torch.arange(block) < count[:, None]]  # (R,)
-            rows = len(drafted)
-            laws, rest = _unpacked_laws(payload, drafted, width, V)
+            drafted = tokens[np.arange(block) < count[:, None]]  # (R,)
+            laws, rest = _unpacked_laws(payload, torch.from_numpy(drafted), width, V)
             top = rest.view(torch.int32).view(rows, top_width).long() if top_width else None
-        prepared, redrafted = numbers(words[5:7]).tolist()
+        prepared, redrafted = told[5:7].view(np.float64).tolist()
+        log_q = table[:, 2 + block :].copy().view(np.float64)
         return Answer(hit, count, tokens, log_q, laws, top, prepared, redrafted)
-
-
-def _width(laws: Tensor | None) -> int:
-    """Numbers sent of each row: −1 none at all; 1 where every law is one-hot, which the token tells; V whole rows."""
-    if laws is None:
-        return -1
-    support = int((~torch.isneginf(laws)).sum(-1).max()) if len(laws) else 1
-    return support if 2 * support < laws.shape[-1] else laws.shape[-1]
 
 
 def _unpacked_laws(payload: Tensor | None, drafted: Tensor, width: int, V: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from smcdecode.engine.cache import KVStore, Layout
@@ -117,7 +119,7 @@ class RemoteModel:
             except Broken:
                 self.close()
 
-    def send(self, words: Tensor, payload: Tensor | None = None) -> None:
+    def send(self, words: Tensor | NDArray[np.int64], payload: Tensor | None = None) -> None:
         """Send a message; does not wait. Raises :class:`~smcdecode.engine.remote.channel.Broken`."""
         self._channel.send(words, payload)
 

@@ -60,10 +60,10 @@ class Tuning:
         if self._heard_at is not None:
             self.target.add(now - self._heard_at)
 
-    def heard(self, answer: Answer, hits: Tensor, now: float) -> None:
-        """An answer came."""
+    def heard(self, answer: Answer, hits: float, now: float) -> None:
+        """An answer came, with such a share of hits."""
         self._heard_at = now
-        self.hit.add(float(hits.double().mean()))
+        self.hit.add(hits)
         if answer.prepared:
             self.prepared.add(answer.prepared)
         if answer.redrafted:
