@@ -79,9 +79,6 @@ class Stub:
     def __init__(self, build, room, cluster):
         self.build = build
 
-    def placed(self):
-        pass
-
     def start(self):
         return self.build()
 
@@ -124,33 +121,6 @@ def test_engines_that_cannot_begin_end_the_job(nodes, monkeypatch):
         stubs(monkeypatch, ["a"], missing)
     with pytest.raises(smc.SMCDecodeError, match="3 engines ended before they began"):
         stubs(monkeypatch, ["a"], lambda: os._exit(1))
-
-
-def test_engines_without_a_place_are_asked_for_anew(nodes, monkeypatch):
-    """Two cores are taken by others when the job begins; what was asked for first is cancelled, and the job ends."""
-    monkeypatch.setattr(pool_module, "_PATIENCE", 0.5)
-    asked = []
-    actor = pool_module.Pool._actor
-    monkeypatch.setattr(pool_module.Pool, "_actor", lambda pool: asked.append(actor(pool)) or asked[-1])
-
-    @ray.remote(num_cpus=1, max_restarts=0)
-    class Other:
-        def here(self):
-            pass
-
-    others = [Other.remote() for _ in range(2)]
-    ray.get([other.here.remote() for other in others])
-
-    def leave():
-        wait(lambda: len(asked) >= 4)
-        for other in others:
-            ray.kill(other)
-
-    leaver = threading.Thread(target=leave)
-    leaver.start()
-    found = stubs(monkeypatch, ["a", "b", "c"])
-    leaver.join()
-    assert sorted(answer["id"] for answer in found) == ["a", "b", "c"]
 
 
 # ---- real ones

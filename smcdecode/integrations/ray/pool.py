@@ -2,8 +2,7 @@
 
 Ray itself restarts nothing here. When an engine is lost, with its process or its node, the rows that it had not
 answered are given to others in smaller pieces; of a row that two engines were lost over by itself, that is the answer.
-Seeds belong to rows, so an answer is the same whoever gives it. An engine that the cluster found no place for, while
-nothing else was heard either, is asked for anew: a request to a node that is lost meanwhile can stay unanswered.
+Seeds belong to rows, so an answer is the same whoever gives it.
 """
 
 import collections
@@ -23,7 +22,6 @@ _CHUNK = 512  # most rows that are handed to an engine at once
 _PIECES = 8  # into which the rows of a lost engine are split
 _TRIES = 2  # engines that may be lost over one row alone
 _FALSE_STARTS = 3  # engines that may be lost in a row before any answers
-_PATIENCE = 60.0  # seconds of silence after which engines without a place are asked for anew
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +55,6 @@ class Worker:
     def __init__(self, build: Build, room: Room, cluster: Cluster) -> None:
         self._build, self._room, self._cluster = build, room, cluster
         self._answering: Answering | None = None
-
-    def placed(self) -> None:
-        """Answered as soon as this runs somewhere."""
 
     def start(self) -> None:
         """Make the engine."""
@@ -128,7 +123,6 @@ def _connect(ray: Any, cluster: Cluster) -> None:
 @dataclasses.dataclass(eq=False)
 class _Engine:
     actor: Any
-    placed: Any  # heard of once it runs somewhere
     waits: Any  # what is next heard of it: that it has begun, or an answer
     left: dict[str, Row] = dataclasses.field(default_factory=dict)  # its rows without an answer
     begun: bool = False
@@ -151,11 +145,8 @@ class Pool:
             self._engines = [self._actor() for _ in range(min(self.cluster.engines, len(self._fresh)))]
             while self._fresh or self._again or any(engine.left for engine in self._engines):
                 heard = {engine.waits: engine for engine in self._engines if engine.waits is not None}
-                told = self.ray.wait(list(heard), num_returns=1, timeout=_PATIENCE)[0]
-                for ref in told:
-                    yield from self._hear(heard[ref])
-                if not told:
-                    self._ask_anew()
+                for told in self.ray.wait(list(heard), num_returns=1)[0]:
+                    yield from self._hear(heard[told])
         finally:
             for engine in self._engines:
                 self.ray.kill(engine.actor)
@@ -167,17 +158,7 @@ class Pool:
             scheduling_strategy="SPREAD",
         )  # fmt: skip
         actor = kind.remote(self.build, self.room, cluster)
-        return _Engine(actor, actor.placed.remote(), actor.start.remote())
-
-    def _ask_anew(self) -> None:
-        """Another request in the place of each that no node has taken; nothing is lost with it."""
-        for engine in list(self._engines):
-            if not self.ray.wait([engine.placed], timeout=0)[0]:
-                self._replace(engine)
-
-    def _replace(self, engine: _Engine) -> None:
-        self.ray.kill(engine.actor)
-        self._engines[self._engines.index(engine)] = self._actor()
+        return _Engine(actor, actor.start.remote())
 
     def _hear(self, engine: _Engine) -> Iterator[dict[str, Any]]:
         """What there is of an engine; one that has nothing to do gets rows."""
@@ -215,7 +196,8 @@ class Pool:
         """Another engine in the place of one that ended, and its rows to whoever is free."""
         if not engine.begun:
             self._false_start(error)
-        self._replace(engine)
+        self.ray.kill(engine.actor)
+        self._engines[self._engines.index(engine)] = self._actor()
         rows = list(engine.left.values())
         if len(rows) == 1:
             self._strikes[rows[0].id] += 1
