@@ -37,14 +37,16 @@ def nodes():
     from ray.cluster_utils import Cluster as Nodes
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    nodes = Nodes(initialize_head=True, head_node_args={**SMALL, "include_dashboard": False})
-    try:
-        nodes.second = nodes.add_node(**SMALL)
-        ray.init(nodes.address, log_to_driver=False)
-        yield nodes
-    finally:
-        ray.shutdown()
-        nodes.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")  # at Ray's own 15, other tests would hardly let an engine start
+        nodes = Nodes(initialize_head=True, head_node_args={**SMALL, "include_dashboard": False})
+        try:
+            nodes.second = nodes.add_node(**SMALL)
+            ray.init(nodes.address, log_to_driver=False)
+            yield nodes
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
 
 
 def workers(*nodes):

@@ -182,6 +182,7 @@ def replicas_that_are_taken_away_finish_their_answers(client):
 def test_replicas_serve_as_one_server_whatever_is_killed_or_taken_away(monkeypatch):
     """One test, for one cluster."""
     monkeypatch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")  # of Ray Serve, for a machine with other work
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # the same
     with two_replicas() as client:
         answers_streams_and_refusals_are_those_of_one_server(client)
         prompts_that_begin_alike_go_to_the_replica_that_has_read_them(client)

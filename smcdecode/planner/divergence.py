@@ -22,7 +22,7 @@ from smcdecode.potentials.potential import Prompt
 from smcdecode.report.posterior import Posterior
 from smcdecode_kernels import reference
 
-__all__ = ["SAMPLES", "Text", "measure_divergence", "reference_method", "split", "texts_of", "twist_of"]
+__all__ = ["SAMPLES", "Text", "laws_along", "measure_divergence", "reference_method", "split", "texts_of", "twist_of"]
 
 _ROWS = 32  # laws compared at once
 SAMPLES, _TWISTED = 4, 16  # texts a prompt, and particles where weights must be estimated from them
@@ -115,7 +115,7 @@ def measure_divergence(
     """
     columns: dict[float, list[Tensor]] = {s: [] for s in strictness}
     for prompt, tokens in texts:
-        log_r, log_z, log_q = _laws(base, draft, prompt, tokens)
+        log_r, log_z, log_q = laws_along(base, draft, prompt, tokens)
         for s in strictness:
             parts = [
                 _compare(log_q[i : i + _ROWS], log_r[i : i + _ROWS], torch.tensor(tokens[i : i + _ROWS]), s)
@@ -127,7 +127,7 @@ def measure_divergence(
     return {s: Positions(text, *torch.cat(rows, -1).numpy()) for s, rows in columns.items()}
 
 
-def _laws(base: Target, draft: Draft, prompt: Prompt, tokens: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+def laws_along(base: Target, draft: Draft, prompt: Prompt, tokens: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Along one text: log r (T, V), log Z (T,) and log q (T, V), where q has no token left a row of NaN."""
     ids = torch.tensor([*prompt.tokens, *tokens[:-1]])
     n, T = len(ids), len(tokens)
