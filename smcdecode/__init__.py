@@ -31,8 +31,9 @@ from smcdecode.planner.measure import plan
 from smcdecode.planner.plan import Plan
 from smcdecode.potentials.contract import check_potential
 from smcdecode.potentials.grammar import Grammar
-from smcdecode.potentials.potential import BasePotential, Potential, potential
+from smcdecode.potentials.potential import BasePotential, Potential
 from smcdecode.potentials.predicate import Predicate
+from smcdecode.potentials.reading import potential
 from smcdecode.potentials.regex import Regex
 from smcdecode.potentials.regions import After, Between
 from smcdecode.potentials.reward import Reward

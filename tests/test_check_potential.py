@@ -7,7 +7,8 @@ import torch
 
 from smcdecode.errors import InvalidOption, InvalidWeight, PotentialError
 from smcdecode.potentials.contract import check_potential
-from smcdecode.potentials.potential import BasePotential, potential
+from smcdecode.potentials.potential import BasePotential
+from smcdecode.potentials.reading import potential
 from smcdecode.potentials.reward import Reward
 from smcdecode.potentials.vocabulary import Vocabulary
 

@@ -22,8 +22,9 @@ from smcdecode.potentials import schema as schema_module
 from smcdecode.potentials.contract import check_potential
 from smcdecode.potentials.grammar import Grammar
 from smcdecode.potentials.lexicon import lexicon_of
-from smcdecode.potentials.potential import Prompt, allowed, evaluate, potential
+from smcdecode.potentials.potential import Prompt, allowed, evaluate
 from smcdecode.potentials.predicate import Predicate
+from smcdecode.potentials.reading import potential
 from smcdecode.potentials.regex import Regex
 from smcdecode.potentials.regions import After, Between
 from smcdecode.potentials.reward import Reward

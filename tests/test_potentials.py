@@ -22,17 +22,8 @@ from smcdecode.errors import InvalidOption, InvalidWeight, PotentialError
 from smcdecode.potentials import contract
 from smcdecode.potentials import potential as potential_module
 from smcdecode.potentials import reward as reward_module
-from smcdecode.potentials.potential import (
-    BasePotential,
-    FunctionPotential,
-    Potential,
-    Product,
-    Prompt,
-    allowed,
-    allowed_words,
-    evaluate,
-    potential,
-)
+from smcdecode.potentials.potential import BasePotential, Potential, Product, Prompt, allowed, allowed_words, evaluate
+from smcdecode.potentials.reading import FunctionPotential, potential
 from smcdecode.potentials.reward import Reward
 from smcdecode.potentials.text import Ids, TextRead
 from smcdecode.potentials.vocabulary import Vocabulary

@@ -10,8 +10,9 @@ import torch
 from smcdecode.errors import InvalidOption, PotentialError
 from smcdecode.potentials.delimiter import Delimiter
 from smcdecode.potentials.grammar import Grammar
-from smcdecode.potentials.potential import BasePotential, Prompt, allowed, evaluate, potential
+from smcdecode.potentials.potential import BasePotential, Prompt, allowed, evaluate
 from smcdecode.potentials.predicate import Predicate
+from smcdecode.potentials.reading import potential
 from smcdecode.potentials.regex import Regex
 from smcdecode.potentials.regions import After, Between
 from smcdecode.potentials.reward import Reward

@@ -63,7 +63,7 @@ def check_potential(
         InvalidOption: there are no contexts.
 
     Example:
-        >>> from smcdecode.potentials.potential import potential
+        >>> from smcdecode.potentials.reading import potential
         >>> letters = Vocabulary(3, frozenset({0}), (b"<eos>", b"a", b"b"), frozenset({0}), "letters")
         >>> check_potential(potential(lambda text: -text.count("a")), letters, [(1, 2, 1), (2,)])
         >>> hasty = potential(lambda text: 0.0 if text.endswith("b") else float("-inf"), name="hasty")

@@ -18,15 +18,8 @@ from numpy.typing import NDArray
 from smcdecode.errors import InvalidOption
 from smcdecode.potentials.delimiter import Delimiter, Search
 from smcdecode.potentials.lexicon import with_bytes
-from smcdecode.potentials.potential import (
-    BasePotential,
-    FunctionPotential,
-    Potential,
-    Product,
-    State,
-    allowed,
-    evaluate,
-)
+from smcdecode.potentials.potential import BasePotential, Potential, Product, State, allowed, evaluate
+from smcdecode.potentials.reading import FunctionPotential
 from smcdecode.potentials.text import Prompt
 from smcdecode.potentials.vocabulary import Vocabulary
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from smcdecode.errors import InvalidOption, PotentialError
 from smcdecode.potentials.function import UserFunction
-from smcdecode.potentials.potential import Reading
+from smcdecode.potentials.reading import Reading
 from smcdecode.potentials.text import Prompt, shorten
 
 __all__ = ["Predicate"]

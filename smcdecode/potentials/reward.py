@@ -8,7 +8,7 @@ import torch
 
 from smcdecode.errors import InvalidOption
 from smcdecode.potentials.function import Judge, UserFunction
-from smcdecode.potentials.potential import Reading
+from smcdecode.potentials.reading import Reading
 from smcdecode.potentials.text import Prompt
 
 __all__ = ["Classifier", "Reward"]
