@@ -7,8 +7,9 @@ from models import tiny
 
 from smcdecode.engine.attention import Batch
 from smcdecode.engine.cuts import Rows, row_parts
-from smcdecode.engine.fast import FusedLayer, FusedModel, Packed, PackedLinear
+from smcdecode.engine.fast import FusedLayer, FusedModel
 from smcdecode.engine.load import load
+from smcdecode.engine.packed import Packed, PackedLinear
 
 
 def kinds(lm):

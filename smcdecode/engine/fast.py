@@ -2,14 +2,13 @@
 
 Two things, each of which can be deleted:
 
-* linear layers whose weights are packed once for oneDNN's kernels (``Packed``), with a step that follows folded in;
+* linear layers whose weights are packed once for oneDNN's kernels (:mod:`smcdecode.engine.packed`), and lie in huge
+  pages;
 * decoder layers of the plain pre-norm kind rewritten in fewer operations (``FusedLayer``). A layer is recognised by
   the names of its parts and then *compared with the original on random input*: what differs is left as it is.
-
-How many rows go into a kernel call is :mod:`smcdecode.engine.cuts`' to say.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,79 +16,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from smcdecode.engine.attention import Rule, View
-from smcdecode.engine.cuts import NARROW, Cuts, Rows
+from smcdecode.engine.cuts import Cuts, Rows
 from smcdecode.engine.huge import gather
+from smcdecode.engine.packed import Packed, PackedLinear
 from smcdecode.engine.shards import is_split
 
-__all__ = ["FusedLayer", "FusedModel", "Packed", "PackedLinear", "packable", "quicken", "straighten"]
+__all__ = ["FusedLayer", "FusedModel", "packable", "quicken", "straighten"]
 
 CLOSE = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # relative difference at which a fused layer is the original
-
-
-class Packed:
-    """A linear layer whose weight lies packed for oneDNN: y = x Wᵀ + b, then ``swish``, or + or · another tensor.
-
-    Args:
-        weight: (out, in) bfloat16 or float32; not kept.
-        bias: (out,) or None.
-        rows: the pass's cut.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, rows: Rows) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), NARROW)
-        self.bias, self.width, self.rows = bias, weight.shape[0], rows
-        shape = (tuple(weight.shape), weight.dtype, bias is None)
-        if shape not in rows.alone:
-            rows.alone[shape] = self._same_alone(weight.shape[1], weight.dtype)
-        self.alone = rows.alone[shape]
-
-    def _same_alone(self, width: int, dtype: torch.dtype) -> bool:
-        """Whether one row gets the bits that it gets beside others; for some shapes oneDNN has another kernel."""
-        generator = torch.Generator().manual_seed(0)
-        x, other = (torch.randn(NARROW, size, generator=generator).to(dtype) for size in (width, self.width))
-        together = self._kernel(x, "none", None), self._kernel(x, "add", other)
-        return all(
-            torch.equal(self._kernel(x[i : i + 1], "none", None), together[0][i : i + 1])
-            and torch.equal(self._kernel(x[i : i + 1], "add", other[i : i + 1]), together[1][i : i + 1])
-            for i in range(NARROW)
-        )
-
-    def __call__(self, x: Tensor, op: str = "none", other: Tensor | None = None) -> Tensor:
-        """Map x (T, in) to (T, out); op is none, swish, add or mul, the last two with ``other`` (T, out)."""
-        if self.rows.parts is not None and len(x) == self.rows.total:
-            return self._in_parts(self.rows.parts, x, op, other)
-        if self.alone or len(x) != 1:
-            return self._kernel(x, op, other)
-        return self._kernel(x.expand(2, -1), op, None if other is None else other.expand(2, -1))[:1]
-
-    def _in_parts(self, parts: Sequence[Tensor], x: Tensor, op: str, other: Tensor | None) -> Tensor:
-        out = x.new_empty(len(x), self.width)
-        for part in parts:
-            extra = None if other is None else other.index_select(0, part)
-            out.index_copy_(0, part, self._kernel(x.index_select(0, part), op, extra))
-        return out
-
-    def _kernel(self, x: Tensor, op: str, other: Tensor | None) -> Tensor:
-        y: Tensor
-        if other is None:
-            y = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, op, [], "")
-        else:
-            y = torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, op)
-        return y
-
-
-class PackedLinear(nn.Module):
-    """A module with the signature of ``nn.Linear`` over a :class:`Packed`."""
-
-    def __init__(self, linear: nn.Linear, rows: Rows) -> None:
-        super().__init__()
-        self.packed = Packed(linear.weight, linear.bias, rows)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x (…, in) to (…, out)."""
-        flat = x.reshape(-1, x.shape[-1])
-        out = self.packed(flat) if len(flat) else flat.new_empty(0, self.packed.width)
-        return out.view(*x.shape[:-1], self.packed.width)
 
 
 class Angles:
@@ -284,18 +218,8 @@ def quicken(module: PreTrainedModel, rules: Sequence[Rule], calls: Mapping[nn.Mo
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, PackedLinear(child, cuts.head if child is head else cuts.body))
-    gather(_lies(packed.weight) for packed in _packed(module))
+    gather(packed.place for part in module.modules() for packed in vars(part).values() if isinstance(packed, Packed))
     return cuts
-
-
-def _packed(module: nn.Module) -> Iterator[Packed]:
-    for part in module.modules():
-        yield from (held for held in vars(part).values() if isinstance(held, Packed))
-
-
-def _lies(weight: Tensor) -> tuple[int, int]:
-    """Address and bytes of a packed weight, which is no ordinary tensor."""
-    return torch.ops.mkldnn.data_ptr(weight), torch.ops.mkldnn._nbytes(weight)
 
 
 def straighten(module: PreTrainedModel, **trial: Any) -> nn.Module:
