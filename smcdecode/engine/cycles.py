@@ -39,27 +39,34 @@ class Seen(NamedTuple):
     written: Tensor  # (G, N, W) int64, those tokens; only the first so many mean something
 
 
-def told(seen: list[Seen], lane: int) -> list[Cycle]:
-    """What some cycles did in one lane."""
+def told(seen: list[Seen], lanes: list[int]) -> list[list[Cycle]]:
+    """What some cycles did in some lanes, lane by lane."""
 
-    def column(values: Iterable[Tensor]) -> Tensor:
-        return torch.stack(tuple(values))[:, lane]
+    def columns(values: Iterable[Tensor]) -> Tensor:
+        return torch.stack([value[lanes] for value in values], 1)  # (lanes, cycles, …)
 
     steps = [each.step for each in seen]
-    log_w, counts = column(s.log_w for s in steps), column(each.counts for each in seen).tolist()
+    log_w = columns(s.log_w for s in steps)
+    counts, news = columns(each.counts for each in seen).tolist(), [each.written[lanes].tolist() for each in seen]
     written = [
-        [token for row, n in zip(each.written[lane].tolist(), own, strict=True) for token in row[:n]]
-        for each, own in zip(seen, counts, strict=True)
+        [_heads(*cycle) for cycle in zip(*lane, strict=True)]
+        for lane in zip(zip(*news, strict=True), counts, strict=True)
     ]
-    columns = (
-        column(s.ess for s in steps), column(s.log_z for s in steps), column(s.chi2 for s in steps),
-        column(s.resampled for s in steps), _distinct(column(s.origin for s in steps)),
-        (~torch.isneginf(log_w)).sum(-1), column(s.count for s in steps), column(each.longest for each in seen),
-        column(s.ancestors for s in steps), log_w,
+    table = (
+        columns(s.ess for s in steps), columns(s.log_z for s in steps), columns(s.chi2 for s in steps),
+        columns(s.resampled for s in steps), _distinct(columns(s.origin for s in steps)),
+        (~torch.isneginf(log_w)).sum(-1), columns(s.count for s in steps), columns(each.longest for each in seen),
+        columns(s.ancestors for s in steps), log_w,
     )  # fmt: skip
-    return [Cycle(*row) for row in zip(*(c.tolist() for c in columns), counts, written, strict=True)]
+    lists = (*(column.tolist() for column in table), counts, written)
+    return [[Cycle(*row) for row in zip(*lane, strict=True)] for lane in zip(*lists, strict=True)]
+
+
+def _heads(rows: list[list[int]], counts: list[int]) -> list[int]:
+    """The first so many of each row, one row behind the other."""
+    return [token for row, n in zip(rows, counts, strict=True) for token in row[:n]]
 
 
 def _distinct(x: Tensor) -> Tensor:
-    """How many different values each row has, -1 not counted: (T, N) int64 → (T,) int64."""
+    """How many different values each row has, -1 not counted: (…, N) int64 → (…,) int64."""
     return (x.sort(-1).values.diff() != 0).sum(-1) + 1 - (x < 0).any(-1).long()

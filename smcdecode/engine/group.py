@@ -81,9 +81,9 @@ class Group:
 
     def place(self, request: Request) -> bool:
         """Give a request a lane, if there is an idle one; it begins with the next cycle."""
-        if None not in self._lane:
+        lane = next((lane for lane, holder in enumerate(self._lane) if holder is None), None)
+        if lane is None:
             return False
-        lane = self._lane.index(None)
         self._lane[lane], self._cycles[lane], self._seen[lane] = request, [], []
         self._placed.append((lane, request))
         return True
@@ -113,7 +113,9 @@ class Group:
 
     def latest(self) -> list[Cycle]:
         """The last cycle of every running request."""
-        return [self._told_of(lane)[-1] for lane, _ in self._running()]
+        lanes = [lane for lane, _ in self._running()]
+        self._tell(lanes)
+        return [self._cycles[lane][-1] for lane in lanes]
 
     def settled(self) -> list[tuple[Request, list[int]]]:
         """Every running request and its tokens that are final: those that its living particles share."""
@@ -183,18 +185,21 @@ class Group:
 
     def _record(self, step: Step) -> None:
         seen = Seen(step, self.engine.slots.length.view(-1, self._N).amax(-1), *self._news)
-        for lane, request in enumerate(self._lane):
-            if request is not None:
-                self._seen[lane].append(seen)
-                if len(self._seen[lane]) == _AT_ONCE:
-                    self._told_of(lane)
+        running = [lane for lane, request in enumerate(self._lane) if request is not None]
+        for lane in running:
+            self._seen[lane].append(seen)
+        self._tell([lane for lane in running if len(self._seen[lane]) == _AT_ONCE])
 
-    def _told_of(self, lane: int) -> list[Cycle]:
-        """All cycles of a lane."""
-        if self._seen[lane]:
-            self._cycles[lane] += told(self._seen[lane], lane)
-            self._seen[lane] = []
-        return self._cycles[lane]
+    def _tell(self, lanes: list[int]) -> None:
+        """Turn what was seen of some lanes into cycles; lanes that saw the same at once."""
+        together: dict[int, list[int]] = {}
+        for lane in lanes:
+            if self._seen[lane]:
+                together.setdefault(id(self._seen[lane][0]), []).append(lane)  # up to the last, so the first says all
+        for alike in together.values():
+            for lane, cycles in zip(alike, told(self._seen[alike[0]], alike), strict=True):
+                self._cycles[lane] += cycles
+                self._seen[lane] = []
 
     def _close(self, lanes: list[int], step: Step) -> list[Outcome]:
         """What came out of lanes that are done."""
@@ -202,6 +207,7 @@ class Group:
         held = ~slots.idle.view(-1, self._N)
         held[:, self._answers :] = False
         outcomes = []
+        self._tell(lanes)
         for lane in lanes:
             request = self._lane[lane]
             assert request is not None
@@ -216,7 +222,7 @@ class Group:
             outcomes.append(
                 Outcome(
                     request, tokens, step.log_w[lane, held[lane]], slots.log_p[here], float(step.log_z[lane]), origin,
-                    r, self._told_of(lane), self.engine.deaths[lane],
+                    r, self._cycles[lane], self.engine.deaths[lane],
                 )
             )  # fmt: skip
         return outcomes
