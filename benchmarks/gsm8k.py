@@ -4,6 +4,7 @@
 
 Every decoder answers the same questions with one drawn text each; the target's own answers are those of ordinary
 sampling. For a plain target the truth is log Z = 0, and log Ẑ below it says how far reweighting is from the target.
+Decoders whose figures are in the ``--json`` file already are not run again.
 """
 
 import argparse
@@ -34,12 +35,13 @@ def main() -> None:
     lines = Path(options.data).read_text(encoding="utf-8").splitlines()[: options.questions]
     questions = [json.loads(line) for line in lines]
     target = p.at(temperature=options.temperature)
-    rows: list[dict[str, Any]] = []
+    rows = known(options)
     for name, method in decoders(q, options).items():
-        rows.append(answer(name, target, method, questions, options))
-        show(rows[-1], rows[0])
+        if name not in rows:
+            rows[name] = answer(target, method, questions, options)
+        show(name, rows[name], rows["autoregressive"])
         if options.json:
-            Path(options.json).write_text(json.dumps(rows, indent=1))
+            Path(options.json).write_text(json.dumps({"asked": asked(options), "rows": rows}, indent=1))
 
 
 def read_options() -> argparse.Namespace:
@@ -60,6 +62,23 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def asked(options: argparse.Namespace) -> dict[str, Any]:
+    """What all rows of a file have in common."""
+    return {name: vars(options)[name] for name in ("target", "draft", "questions", "tokens", "temperature", "block")}
+
+
+def known(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The rows of an earlier run that asked the same."""
+    file = Path(options.json) if options.json else None
+    if file is None or not file.exists():
+        return {}
+    held = json.loads(file.read_text())
+    if held["asked"] != asked(options):
+        raise SystemExit(f"{file} holds answers to other questions, {held['asked']}: name another file")
+    rows: dict[str, dict[str, Any]] = held["rows"]
+    return rows
+
+
 def decoders(q: Any, options: argparse.Namespace) -> dict[str, Any]:
     """The target's own sampling first, then every (N, s)."""
     found: dict[str, Any] = {"autoregressive": smc.Autoregressive()}
@@ -69,7 +88,7 @@ def decoders(q: Any, options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def answer(name: str, target: Any, method: Any, questions: list[dict[str, str]], options: argparse.Namespace) -> Any:
+def answer(target: Any, method: Any, questions: list[dict[str, str]], options: argparse.Namespace) -> dict[str, Any]:
     """Figures of one decoder over all questions."""
     prompts = [[{"role": "user", "content": ASK + entry["question"]}] for entry in questions]
     started = time.process_time()
@@ -78,7 +97,6 @@ def answer(name: str, target: Any, method: Any, questions: list[dict[str, str]],
     stats = runs[0].stats
     right = [number(run.text) == number(entry["answer"]) for run, entry in zip(runs, questions, strict=True)]
     return {
-        "name": name,
         "right": right,
         "tokens_per_second": stats.tokens_per_second,
         "tokens_per_cpu_second": stats.tokens / seconds,
@@ -94,13 +112,13 @@ def number(text: str) -> float | None:
     return float(found[-1].replace(",", "")) if found else None
 
 
-def show(row: dict[str, Any], own: dict[str, Any]) -> None:
+def show(name: str, row: dict[str, Any], own: dict[str, Any]) -> None:
     """Print one decoder's line; gained and lost are against the target's own answers, question by question."""
     pairs = list(zip(row["right"], own["right"], strict=True))
     gained, lost = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
     spread = statistics.quantiles(row["log_z"], n=4) if len(row["log_z"]) > 1 else row["log_z"] * 3
     print(
-        f"{row['name']:16} accuracy {statistics.mean(row['right']):6.1%} (+{gained} −{lost})  "
+        f"{name:16} accuracy {statistics.mean(row['right']):6.1%} (+{gained} −{lost})  "
         f"{row['tokens_per_second']:6.2f} tok/s ({row['tokens_per_cpu_second']:.2f} a CPU second)  "
         f"ESS {row['ess']:5.2f}  "
         f"log Ẑ quartiles {spread[0]:.2f} {spread[1]:.2f} {spread[2]:.2f}",
