@@ -1,5 +1,7 @@
 """Compile every Triton kernel for a GPU that is not here; run as a program: prints registers, spills, shared memory.
 
+Arguments are like ``90:fp32``: the architecture, and the type of logits.
+
 The names of arguments give their types, the same in all kernels.
 """
 
@@ -80,4 +82,6 @@ def main(sm, logits):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    for argument in sys.argv[1:]:
+        sm, logits = argument.split(":")
+        main(int(sm), logits)

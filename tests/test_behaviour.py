@@ -219,15 +219,17 @@ def exact(prompt=PROMPT, psi=lambda x: 0.0, eos=(EOS,)):
 MISSING = [{}, {"temperature": 0}, {"top_k": 1}, {"top_p": 0.6}]
 
 
-@pytest.mark.parametrize("options", MISSING)
-@pytest.mark.parametrize("strictness", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("options", "strictness"),
+    [*((options, s) for options, s in zip(MISSING, (0.1, 0.5, 1.0, 0.1), strict=True)), ({"top_k": 1}, 0.1)],
+)
 def test_what_a_draft_misses_strictness_redraws(options, strictness):
     method = draft(zero_draft(), strictness=strictness, block=3, **options)
     runs = smc.sample(p, [list(PROMPT)] * 1000, method=method, max_tokens=CAP, seed=0, progress=False)
     assert_unbiased(runs, exact())
 
 
-@pytest.mark.parametrize("strictness", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("strictness", [0.1, 1.0])
 def test_a_draft_may_lack_ids_even_those_of_the_prompt(strictness):
     method = draft(SMALL, strictness=strictness, block=3)
     runs = smc.sample(WIDE, [[3]] * 1000, method=method, max_tokens=CAP, seed=0, progress=False)

@@ -121,11 +121,22 @@ def features(exact):
     return table[:, exact.probabilities @ table > COMMON]
 
 
+DRAFTS = [name for name in PROPOSALS if name.startswith("draft")]
+
+
 def cases():
+    """Every target with every proposal without a draft, and with both blocks and both strictnesses of drafts.
+
+    Those are paired one way for one target, and the other way for the next; without masks there are fewer.
+    """
     schemes = itertools.cycle(itertools.product(SCHEMES, (0.5, 1.0)))
-    for target, proposal, masked in itertools.product(TARGETS, PROPOSALS, (True, False)):
+    for i, target in enumerate(TARGETS):
+        pair = (DRAFTS[0], DRAFTS[3]) if i % 2 else (DRAFTS[1], DRAFTS[2])
         unmaskable = all(isinstance(psi, Predicate | Reward) for psi in TARGETS[target][0])
-        if masked or not (unmaskable or proposal in ("local, ahead", "draft, block 3, strictness 0.3")):
+        for proposal, masked in [
+            *((proposal, True) for proposal in ("local", "local, ahead", *pair)),
+            *((proposal, False) for proposal in ("local", pair[0]) if not unmaskable),
+        ]:
             yield target, proposal, masked, *next(schemes)
 
 

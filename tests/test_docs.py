@@ -36,14 +36,14 @@ load_once = functools.cache(smc.load)
 
 
 @pytest.fixture
-def demo(monkeypatch):
+def demo(demo_model, monkeypatch):
     """One demo model for all documents; what they register is forgotten after each."""
-    try:
-        load_once("demo")
-    except smc.UnsupportedModel as error:
-        pytest.skip(f"documents run on the demo model: {error}")
-    monkeypatch.setattr(smc, "load", load_once)
-    monkeypatch.setattr(cli, "load", load_once)
+
+    def load(source, **options):
+        return demo_model if source == "demo" and not options else load_once(source, **options)
+
+    monkeypatch.setattr(smc, "load", load)
+    monkeypatch.setattr(cli, "load", load)
     with mock.patch.dict(SCHEMES):
         yield
 

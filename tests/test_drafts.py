@@ -34,8 +34,9 @@ def runs_of(target, method, runs=RUNS):
 
 def cases():
     others = itertools.cycle(itertools.product(SCHEMES, (0.0, 0.5, 1.0)))
-    for target, draft in itertools.product(TARGETS, LOOKUPS):
-        yield target, draft, *next(others)
+    for i, target in enumerate(TARGETS):  # each with two of the lookups, neighbours with the others
+        for draft in LOOKUPS[i % 2 :: 2]:
+            yield target, draft, *next(others)
 
 
 @pytest.mark.parametrize(("target", "draft", "scheme", "threshold"), list(cases()))
