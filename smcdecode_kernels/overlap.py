@@ -34,8 +34,16 @@ class Overlap:
         """The log (r − q)+ of some rows, the unnormalised redraw law ρ: (m,) int64 → (m, V) float32."""
         return reference.log_((self.r[rows] - self.q[rows]).clamp_(min=0.0))
 
-    def log_ratio(self, tokens: Tensor) -> Tensor:
-        """The log r(x) − log e(x) of one emitted token a row: (n,) int64 → (n,) float64; exactly 0 at s = 1."""
+    def log_ratio(self, tokens: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The log r(x) − log e(x) of one emitted token a row: (n,) int64 → (n,) float64; exactly 0 at s = 1.
+
+        Args:
+            tokens: of each row, or of some.
+            rows: which, (m,) int64; None for all.
+        """
+        if rows is not None:
+            fields = (getattr(self, field.name)[rows] for field in dataclasses.fields(self))
+            return Overlap(*fields).log_ratio(tokens)
         q, r = _at(self.q, tokens), _at(self.r, tokens)
         redrawn = (r - q).clamp(min=0.0) * (self.refused / self.excess.clamp(min=1e-300))
         ratio = r.log() - (self.keep * torch.minimum(q, r / self.strictness) + redrawn).log()

@@ -27,6 +27,7 @@ from smcdecode.engine.remote import engine as engine_module
 from smcdecode.engine.remote.channel import Broken, Channel, Rendezvous
 from smcdecode.engine.remote.messages import Answer
 from smcdecode.infer.exact import enumerate_target
+from smcdecode.sample import Call
 
 V, EOS, CAP, RUNS = 6, 3, 4, 800
 PROMPT = (1, 2, 0, 1, 2, 0)  # repeats itself, so that a lookup has something to say
@@ -348,3 +349,30 @@ def test_messages_arrive_and_half_ones_are_noticed():
     del meeting, here, there, end, sending
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+# ---- requests that are ended while the draft writes for them
+
+
+def call(beside, prompts=((0,), (1, 2), (4,))):
+    options = {"max_tokens": 40, "stop": (), "seed": 5, "memory": 0.5, "page_size": 1}
+    return Call.of(p, list(prompts), method=smc.Saguaro(beside, 3, budget=6), **options)
+
+
+def test_a_request_that_is_ended_midway_leaves_the_others_their_texts():
+    with smc.remote(q, threads=1) as beside:
+        prompts = ((0,), (1, 2), (4,))
+        expected = texts(smc.Speculative(q, 3), prompts=prompts, max_tokens=40)
+        running, found = call(beside, prompts), {}
+        for cycle, outcomes in enumerate(running.scheduler.run()):
+            found |= {outcome.request.index: tuple(outcome.tokens[0]) for outcome in outcomes}
+            if cycle == 1:
+                assert running.scheduler.cancel(1)
+        assert found == {0: expected[0].tokens[0], 2: expected[2].tokens[0]}
+
+
+def test_a_run_that_is_given_up_midway_leaves_the_draft_to_the_next():
+    with smc.remote(q, threads=1) as beside:
+        given_up = call(beside).scheduler.run()
+        next(given_up), next(given_up), given_up.close()
+        assert same(texts(smc.Saguaro(beside, 3, budget=6)), texts(smc.Speculative(q, 3)))

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,13 +19,21 @@ from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.twist import Twist
 
-__all__ = ["Block", "Drafter", "Going", "Stream"]
+__all__ = ["Block", "Drafter", "Going", "Stream", "fates"]
 
 
 class Stream:
     """What a uniform is for: the fourth word of its counter."""
 
     DRAFT, ACCEPT, REDRAW, BONUS, RESAMPLE, ANSWER, CHAIN, CHECK, REPEAT = range(9)
+
+
+_FATES = torch.tensor([Stream.ACCEPT, Stream.REDRAW])
+
+
+def fates(slots: Slots, which: Tensor, K: int) -> Tensor:
+    """The uniforms by which the drafted tokens of some slots (n,) are kept, and redrawn: (n, K, 2) float64."""
+    return slots.uniform(which[:, None, None], torch.arange(K)[:, None], _FATES)
 
 
 @dataclasses.dataclass
@@ -39,6 +48,7 @@ class Block:
     laws: Tensor | None  # (n, K, C) float32 normalised log q, where judging needs whole laws
     columns: Tensor | None  # (n, K, C) int64, what token each column of the laws is, −1 none; None: token c is column c
     masks: list[Future[Tensor]]  # per position, bonus included: packed (n, ⌈V/32⌉) int32; empty if no slot is masked
+    fates: Tensor | None = None  # see :func:`fates`, where there was time to make them
 
     @classmethod
     def empty(cls, company: Company, K: int) -> "Block":
@@ -57,7 +67,7 @@ class Block:
     @property
     def drafted(self) -> Tensor:
         """Which places hold a token: (n, K) bool."""
-        return torch.arange(self.tokens.shape[1]) < self.count[:, None]
+        return torch.from_numpy(np.arange(self.tokens.shape[1]) < self.count.numpy()[:, None])
 
     def behind(self, going: "Going", k: int, ends: Tensor) -> "Going":
         """The rows that go on behind token k: not those whose text it ends (m,) bool, nor those it fills."""

@@ -37,7 +37,8 @@ class Slant:
 
     def __getitem__(self, rows: Tensor) -> "Slant":
         """That of some rows, (m,) int64."""
-        return Slant(self.law[rows], self.alpha[rows], self.masked[rows])
+        at = rows.numpy()
+        return Slant(*(torch.from_numpy(x.numpy()[at]) for x in (self.law, self.alpha, self.masked)))
 
 
 def law_of(target: Target) -> tuple[float, float, float]:
@@ -61,8 +62,8 @@ def local_law(logits: Tensor, slant: Slant, mask: Tensor | None, name: str) -> t
         where α = 1 and there is no mask.
     """
     log_p = _log_p(logits, slant.law, name)
-    free = (slant.alpha == 1) & ~slant.masked
-    if bool(free.all()):
+    free = torch.from_numpy((slant.alpha.numpy() == 1) & ~slant.masked.numpy())
+    if bool(free.numpy().all()):
         return log_p, torch.zeros(len(logits), dtype=torch.float64)
     if bool((slant.alpha != 1).any()):
         log_p *= slant.alpha[:, None].float().to(log_p.device)
@@ -89,7 +90,7 @@ def draw(law: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 def _log_p(logits: Tensor, law: Tensor, name: str) -> Tensor:
     """Each row's log p under its own temperature and truncation: (n, V) float32."""
-    if len(law) and bool((law == law[0]).all()):
+    if len(law) and bool((law.numpy() == law.numpy()[0]).all()):
         return _truncated(logits, law[0].tolist(), name)
     kinds = law.unique(dim=0)  # type: ignore[no-untyped-call]
     log_p = torch.empty_like(logits)

@@ -3,6 +3,7 @@
 Both are absorbing and cut a drafted block alike. A length cap completes a text too; that is counted in slots.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +37,7 @@ class Endings:
     def last(self, slots: Tensor) -> Tensor:
         """Whether the last own token of each of some slots (n,) completed its text: (n,) bool."""
         tokens = self.slots.last(slots)
-        eos = self.is_eos[tokens]
+        eos = torch.from_numpy(self.is_eos.numpy()[tokens.numpy()])
         return eos | self._stopped(slots, tokens, self.slots.length[slots] - 1, None) if any(self.stops) else eos
 
     def cut(self, slots: Tensor, tokens: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,13 +51,14 @@ class Endings:
         Returns:
             how many tokens of each stand, (n,) int64, and whether the last of them completes the text, (n,) bool.
         """
-        ends = self.is_eos[tokens]
+        ends = torch.from_numpy(self.is_eos.numpy()[tokens.numpy()])
         if any(self.stops):
             for k in range(tokens.shape[1]):
                 ends[:, k] |= self._stopped(slots, tokens[:, k], self.slots.length[slots], tokens[:, :k])
-        ends &= torch.arange(tokens.shape[1]) < count[:, None]
-        ended = ends.any(1)
-        return torch.where(ended, ends.int().argmax(1) + 1, count), ended
+        stops = ends.numpy() & (np.arange(tokens.shape[1]) < count.numpy()[:, None])
+        ended = stops.any(1)
+        kept = np.where(ended, stops.argmax(1) + 1, count.numpy()) if tokens.shape[1] else count.numpy()
+        return torch.from_numpy(kept), torch.from_numpy(ended)
 
     def _stopped(self, slots: Tensor, tokens: Tensor, length: Tensor, drafted: Tensor | None) -> Tensor:
         """Whether a token completes a stop string behind the first ``length`` own tokens and what is drafted."""

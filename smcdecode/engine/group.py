@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -106,7 +107,7 @@ class Group:
         step = next(self._steps)
         self.stats.cycles += 1
         self._record(step)
-        done = [lane for lane in step.done.nonzero()[:, 0].tolist() if self._lane[lane] is not None]
+        done = [lane for lane in np.flatnonzero(step.done.numpy()).tolist() if self._lane[lane] is not None]
         outcomes = self._close(done, step)
         self._free(done)
         return outcomes
@@ -176,9 +177,10 @@ class Group:
     def _read(self) -> tuple[Tensor, Tensor]:
         """What the particles of each lane wrote since the last cycle: how many tokens each, and which."""
         slots = self.engine.slots
-        count = slots.length - self._told
-        place = self._told[:, None] + torch.arange(int(count.max()))
-        written = slots.tokens.gather(1, place.clamp_(max=slots.tokens.shape[1] - 1))
+        told, tokens = self._told.numpy(), slots.tokens.numpy()
+        news = slots.length.numpy() - told
+        place = np.minimum(told[:, None] + np.arange(int(news.max())), tokens.shape[1] - 1)
+        count, written = torch.from_numpy(news), torch.from_numpy(np.take_along_axis(tokens, place, 1))
         lanes = len(self._lane)
         count, written = count.view(lanes, self._N), written.view(lanes, self._N, written.shape[1])
         return count[:, : self._answers], written[:, : self._answers]

@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from smcdecode.engine.drafting import Block, Stream
+from smcdecode.engine.drafting import Block, fates
 from smcdecode.engine.draw import Slant, draw, local_law
 from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Slots
@@ -15,6 +17,10 @@ from smcdecode.infer.strictness import Overlap, overlap
 from smcdecode_kernels import reference
 
 __all__ = ["Judge", "Verdict"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 @dataclasses.dataclass
@@ -52,12 +58,12 @@ class Judge:
             torch.empty(0, dtype=torch.int64), law[:0], law, row,
         )  # fmt: skip
         if block.tokens.shape[1]:
-            self._drafted(block, verdict, log_z, slant.alpha)
-        verdict.bonus = (~(verdict.refused | block.ended)).nonzero()[:, 0]
-        behind = block.count[verdict.bonus]
-        at = row[verdict.bonus, behind]
-        verdict.log_w[verdict.bonus, behind] = log_z[at]  # (5)
-        verdict.bonus_law = law[at]
+            self._drafted(block, verdict, log_z.numpy(), slant.alpha.numpy())
+        bonus = np.flatnonzero(~(verdict.refused.numpy() | block.ended.numpy()))
+        behind = block.count.numpy()[bonus]
+        at = row.numpy()[bonus, behind]
+        verdict.log_w.numpy()[bonus, behind] = log_z.numpy()[at]  # (5)
+        verdict.bonus, verdict.bonus_law = torch.from_numpy(bonus), law[torch.from_numpy(at)]
         return verdict
 
     def score(self, block: Block, slant: Slant) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,76 +73,83 @@ class Judge:
             law (R, V) log p^α m; log_z (R,); and (n, K+1) which of the R rows scores position k, −1 for none.
         """
         company = block.company
-        fed = block.count + (~block.ended)
-        width = torch.arange(block.tokens.shape[1] + 1)
+        count, start = block.count.numpy(), company.length.numpy() - 1
+        fed = count + ~block.ended.numpy()
+        width = np.arange(block.tokens.shape[1] + 1)
         packed = width < fed[:, None]
-        row = (packed.flatten().cumsum(0) - 1).view_as(packed).masked_fill(~packed, -1)
-        tokens = torch.cat([self.slots.last(company.slots)[:, None], block.tokens], 1)[packed]
-        start = company.length - 1
-        positions = ((company.before + start)[:, None] + width)[packed]
-        batch = company.batch(fed, start + fed)
-        logits = self.passes.target(tokens, positions, batch, torch.arange(len(tokens)))
-        owner = packed.nonzero()[:, 0]
+        row = np.where(packed, packed.cumsum().reshape(packed.shape) - 1, -1)
+        tokens = np.concatenate([self.slots.last(company.slots).numpy()[:, None], block.tokens.numpy()], 1)[packed]
+        positions = ((company.before.numpy() + start)[:, None] + width)[packed]
+        batch = company.batch(torch.from_numpy(fed), torch.from_numpy(start + fed))
+        rows = torch.arange(len(tokens))
+        logits = self.passes.target(torch.from_numpy(tokens), torch.from_numpy(positions), batch, rows)
         masks = [mask.result() for mask in block.masks]
-        mask = torch.stack(masks, 1)[packed[:, : len(masks)]] if masks else None
+        mask = torch.stack(masks, 1)[torch.from_numpy(packed[:, : len(masks)])] if masks else None
+        owner = torch.from_numpy(packed.nonzero()[0])
         law, log_z = local_law(logits, slant[owner], mask, self.passes.p.name)
-        return law, log_z, row
+        return law, log_z, torch.from_numpy(row)
 
-    def _drafted(self, block: Block, verdict: Verdict, log_z: Tensor, alpha: Tensor) -> None:
+    def _drafted(self, block: Block, verdict: Verdict, log_z: Floats, alpha: Floats) -> None:
         """Decide on all drafted tokens, (4) and its strict form; what lies behind a refusal comes to nothing."""
-        i, k = block.drafted.nonzero(as_tuple=True)  # (m,) row and place of each
+        i, k = block.drafted.numpy().nonzero()  # (m,) row and place of each
         if not len(i):
             return
-        at = verdict.row[i, k]
+        at = verdict.row.numpy()[i, k]
         z = log_z[at]
-        barren = torch.isneginf(z)  # no token at all has weight here: the particle dies
+        barren = np.isneginf(z)  # no token at all has weight here: the particle dies
+        tokens = block.tokens.numpy()
         if self.strict:
             ratio, refuse = self._strict(block, verdict.law, at, z, i, k)
         else:
-            ratio, refuse = self._log_pa(verdict, at, block.tokens[i, k]) - z - block.log_q[i, k], barren
-        if bool(refuse.any()):
-            stops = torch.zeros(block.tokens.shape, dtype=torch.int64).index_put_((i, k), refuse.long())
-            verdict.refused = stops.any(1)
-            standing = (stops.cumsum(1) - stops == 0)[i, k]  # nothing before it was refused
+            ratio, refuse = self._log_pa(verdict, at, tokens[i, k]) - z - block.log_q.numpy()[i, k], barren
+        if refuse.any():
+            stops = np.zeros(tokens.shape, dtype=np.int64)
+            stops[i, k] = refuse
+            verdict.refused = torch.from_numpy(stops.any(1))
+            standing = (stops.cumsum(1) == stops)[i, k]  # nothing before it was refused
             i, k, at, ratio, refuse, barren, z = (x[standing] for x in (i, k, at, ratio, refuse, barren, z))
-        verdict.log_w[i, k] = torch.where(barren, -torch.inf, ratio + z)
-        verdict.kept.index_add_(0, i, (~barren).long())
-        log_pa = self._log_pa(verdict, at, block.tokens[i, k])
-        verdict.log_p.index_add_(0, i, (log_pa / alpha[i]).masked_fill(barren, 0.0))
+        verdict.log_w.numpy()[i, k] = np.where(barren, -np.inf, ratio + z)
+        np.add.at(verdict.kept.numpy(), i, ~barren)
+        log_p = self._log_pa(verdict, at, tokens[i, k]) / alpha[i]
+        np.add.at(verdict.log_p.numpy(), i, np.where(barren, 0.0, log_p))
         if self.strict:
-            self.stats.drafted += int((~barren).sum())
-            self.stats.accepted += int((~refuse).sum())
+            self.stats.drafted += int(np.count_nonzero(~barren))
+            self.stats.accepted += int(np.count_nonzero(~refuse))
         else:
-            self._check_support(block, verdict.law, at, i, k)
+            self._check_support(block, verdict.law, *(torch.from_numpy(x) for x in (at, i, k)))
 
-    def _log_pa(self, verdict: Verdict, at: Tensor, tokens: Tensor) -> Tensor:
-        """The log (p^α m) of one token at each of some scored rows: (m,) int64 each → (m,) float64."""
-        return verdict.law[at, tokens].cpu().double()
+    def _log_pa(self, verdict: Verdict, at: Ints, tokens: Ints) -> Floats:
+        """The log (p^α m) of one token at each of some scored rows: (m,) int64 each → (m,)."""
+        found = verdict.law[torch.from_numpy(at), torch.from_numpy(tokens)]
+        return np.asarray(found.cpu().numpy().astype(np.float64))
 
-    def _strict(self, block: Block, law: Tensor, at: Tensor, z: Tensor, i: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Accept or redraw some tokens: log r − log e of the tokens emitted, (m,) float64, and which are refused.
+    def _strict(self, block: Block, law: Tensor, at: Ints, z: Floats, i: Ints, k: Ints) -> tuple[Floats, Flags]:
+        """Accept or redraw some tokens: log r − log e of the tokens emitted, (m,), and which are refused.
 
         Args:
             block: where redrawn tokens are replaced.
             law: (R, V) float32 of the target.
-            at: (m,) int64, its row for each token.
-            z: (m,) float64, the log-norms there; where that is −inf the particle dies, which counts as a refusal.
-            i: (m,) int64, the tokens' rows in the block.
-            k: (m,) int64, their places.
+            at: (m,), its row for each token.
+            z: (m,), the log-norms there; where that is −inf the particle dies, which counts as a refusal.
+            i: (m,), the tokens' rows in the block.
+            k: (m,), their places.
         """
-        slots, tokens = block.slots, block.tokens[i, k]
-        barren = torch.isneginf(z)
-        places = torch.arange(block.tokens.shape[1])
-        u = self.slots.uniform(slots[:, None], places, Stream.ACCEPT)[i, k]
-        strictness = self.slots.strictness[self.slots.lane[slots]][i]
-        pairs = _Pairs(block, law, at, z.masked_fill(barren, 0.0), strictness, i, k)
-        accepted, ratio = pairs.compare(tokens)
-        refuse = (u >= accepted) | barren
-        again = _firsts(refuse, i) if bool(refuse.any()) else i[:0]
-        again = again[~barren[again]] if len(again) else again
+        tokens, barren = block.tokens.numpy(), np.isneginf(z)
+        fate = (block.fates if block.fates is not None else fates(self.slots, block.slots, tokens.shape[1])).numpy()
+        strictness = self.slots.strictness.numpy()[self.slots.lane.numpy()[block.slots.numpy()]][i]
+        z = np.where(barren, 0.0, z)
+        where = (torch.from_numpy(x) for x in (at, z, strictness, i, k))
+        pairs = _Pairs(block, law, *where)
+        accepted, log_ratio = pairs.compare(torch.from_numpy(tokens[i, k]))
+        ratio = log_ratio.numpy()
+        refuse = (fate[i, k, 0] >= accepted.numpy()) | barren
+        again = _firsts(refuse, i)
+        again = again[~barren[again]]
         if len(again):
-            u = self.slots.uniform(slots[i[again]], k[again], Stream.REDRAW)
-            block.tokens[i[again], k[again]], ratio[again] = pairs.redraw(again, tokens[again], u)
+            here, places = i[again], k[again]
+            some, u = torch.from_numpy(again), torch.from_numpy(fate[here, places, 1])
+            emitted, moved = pairs.redraw(some, torch.from_numpy(tokens[here, places]), u)
+            tokens[here, places], ratio[again] = emitted.numpy(), moved.numpy()
         return ratio, refuse
 
     def _check_support(self, block: Block, law: Tensor, at: Tensor, i: Tensor, k: Tensor) -> None:
@@ -169,26 +182,33 @@ class _Pairs:
         self.laws, self.columns, self.law = block.laws, block.columns, law
         self.at, self.z, self.strictness, self.i, self.k = at, z, strictness, i, k
         self.exact = bool((strictness == 1).all())  # no token emitted has a weight
+        self._whole: Overlap | None = None  # of all tokens, where they were compared together
 
     def compare(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The chance that each token (m,) stands, and log r − log e if it does: (m,) float64 each."""
         found: list[Tensor] = []
         ratio = torch.zeros_like(self.strictness)
-        for part in torch.split(torch.arange(len(tokens)), reference.together(self.law, len(tokens))):
+        parts = torch.split(torch.arange(len(tokens)), reference.together(self.law, len(tokens)))
+        for part in parts:
             both, near = self._overlap(part), self._place(part, tokens[part]).to(self.law.device)
             found.append(both.acceptance(near).cpu())
             if not self.exact:
                 ratio[part] = both.log_ratio(near).cpu()
-        return torch.cat(found), ratio
+        self._whole = both if len(parts) == 1 else None
+        return torch.cat(found) if len(found) > 1 else found[0], ratio
 
     def redraw(self, some: Tensor, tokens: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """What stands instead of some refused tokens (l,), and log r − log e of it: int64 and float64."""
-        both, place = self._overlap(some), self._place(some, tokens)
-        drawn, norm = draw(both.redraw_log_weights(torch.arange(len(some))), u)
+        both, place = self._whole, self._place(some, tokens)
+        rows = some
+        if both is None:
+            both, rows = self._overlap(some), torch.arange(len(some))
+        drawn, norm = draw(both.redraw_log_weights(rows), u)
         place = torch.where(torch.isneginf(norm), place, drawn)  # r = q up to rounding: it stands
         emitted = place if self.columns is None else self.columns[self.i[some], self.k[some], place]
-        ratio = torch.zeros_like(u) if self.exact else both.log_ratio(place.to(self.law.device)).cpu()
-        return emitted, ratio
+        if self.exact:
+            return emitted, torch.zeros_like(u)
+        return emitted, both.log_ratio(place.to(self.law.device), rows).cpu()
 
     def _overlap(self, some: Tensor) -> Overlap:
         """Both laws of some of the tokens, over the draft's columns."""
@@ -206,10 +226,10 @@ class _Pairs:
         return (self.columns[self.i[some], self.k[some]] == tokens[:, None]).int().argmax(-1)
 
 
-def _firsts(flags: Tensor, row: Tensor) -> Tensor:
+def _firsts(flags: Flags, row: Ints) -> Ints:
     """The first flagged item of each row: (m,) bool, (m,) int64 ascending → (l,) int64."""
-    flagged = flags.nonzero()[:, 0]
+    flagged = np.flatnonzero(flags)
     rows = row[flagged]
-    new = torch.ones_like(rows, dtype=torch.bool)
+    new = np.ones(len(rows), dtype=bool)
     new[1:] = rows[1:] != rows[:-1]
     return flagged[new]

@@ -5,6 +5,7 @@ It holds the five verbs together; slots, passes, drafting and judging each have 
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,13 +92,13 @@ class ParticleEngine:
         increments = torch.zeros_like(slots.log_p)
         if self.method.bridge:
             increments += self._bridge(slots.cycle - 1, slots.cycle)
-        writing = (~slots.finished & (slots.length > 0)).nonzero()[:, 0]
+        writing = self.writing
         laws = [self._first_law(increments)] if self._first else [self.bonus_law[:0]]
         if len(writing):
             laws.append(self._write_block(writing, increments, len(laws[0])))
         self.bonus_law = torch.cat(laws) if len(laws) > 1 else laws[0]
         self._bury(increments, "weight zero under the target's law and the masks")
-        if bool(self.twist.weighed.any()):
+        if self.twist.weighed.numpy().any():
             with self.stats.clock("potentials"):
                 self._draw_checked(increments)
                 increments += self._weigh()
@@ -106,10 +107,15 @@ class ParticleEngine:
             increments += self._finish_bridge()
         return increments
 
+    @property
+    def writing(self) -> Tensor:
+        """The slots that write on, (n,) int64."""
+        return torch.from_numpy(np.flatnonzero(~self.slots.finished.numpy() & (self.slots.length.numpy() > 0)))
+
     def _write_block(self, writing: Tensor, increments: Tensor, offset: int) -> Tensor:
         """One block in every slot of ``writing``; returns the laws of the bonus tokens, rows ``offset`` on."""
         slots = self.slots
-        if bool(self.twist.masked.any()):
+        if self.twist.masked.numpy().any():
             self._show(writing[self.twist.masked[writing]])
         with self.stats.clock("draft"):
             block = self.drafter.write(writing)
@@ -117,19 +123,20 @@ class ParticleEngine:
             verdict = self.judge.judge(block, self._slant(writing))
         self.drafter.learn(block, verdict.law, verdict.row)
         self._owe(writing, verdict.log_w, increments)
-        slots.log_p[writing] += verdict.log_p
         self.tuner.learn(writing, verdict)
         slots.write(writing, block.tokens, verdict.kept)
-        slots.cached[writing] = block.company.length + verdict.kept - verdict.refused.long()
-        slots.lag[writing] = 2 - (verdict.refused | (block.count == 0)).long()
-        slots.next_row[writing[verdict.bonus]] = offset + torch.arange(len(verdict.bonus))
+        at, kept, refused = writing.numpy(), verdict.kept.numpy(), verdict.refused.numpy()
+        slots.log_p.numpy()[at] += verdict.log_p.numpy()
+        slots.cached.numpy()[at] = block.company.length.numpy() + kept - refused
+        slots.lag.numpy()[at] = 2 - (refused | (block.count.numpy() == 0))
+        slots.next_row.numpy()[at[verdict.bonus.numpy()]] = offset + np.arange(len(verdict.bonus))
         if block.tokens.shape[1]:
-            self._mark_finished(writing[verdict.kept > 0])
+            self._mark_finished(torch.from_numpy(at[kept > 0]))
         return verdict.bonus_law
 
     def _owe(self, writing: Tensor, log_w: Tensor, increments: Tensor) -> None:
         """Weights (n, K+1) of the tokens that some slots are about to write; those of the dead count at once."""
-        if not bool(log_w.any()):
+        if not log_w.numpy().any():
             return
         total = log_w.sum(-1)
         increments[writing] = torch.where(torch.isneginf(total), total, increments[writing])
@@ -154,7 +161,8 @@ class ParticleEngine:
         return law
 
     def _mark_finished(self, slots: Tensor) -> None:
-        self.slots.finished[slots] = self.endings.last(slots) | (self.slots.room(slots) == 0)
+        over = self.endings.last(slots).numpy() | (self.slots.left(slots) == 0)
+        self.slots.finished.numpy()[slots.numpy()] = over
 
     # ---- exponents
 
@@ -180,17 +188,21 @@ class ParticleEngine:
 
     def _exponents(self, slots: Tensor) -> Tensor:
         """The exponent that stands in this cycle in each of some slots: (n,) float64."""
-        return self._alpha(self.slots.cycle)[self.slots.lane[slots]]
+        return torch.from_numpy(self._alpha(self.slots.cycle).numpy()[self.slots.lane.numpy()[slots.numpy()]])
 
     def _slant(self, slots: Tensor) -> Slant:
         """What the targets of some slots make of the model's logits in this cycle."""
-        return Slant(self.slots.law[self.slots.lane[slots]], self._exponents(slots), self.twist.masked[slots])
+        at = slots.numpy()
+        law, masked = self.slots.law.numpy()[self.slots.lane.numpy()[at]], self.twist.masked.numpy()[at]
+        return Slant(torch.from_numpy(law), self._exponents(slots), torch.from_numpy(masked))
 
     def _temperature(self, slots: Tensor) -> Tensor:
         """The draft's temperature: as declared, else the target's over the exponent (least variance of the weights)."""
         if self.spec is not None and self.spec.temperature is not None:
             return torch.full((len(slots),), self.spec.temperature, dtype=torch.float64)
-        return self.slots.law[self.slots.lane[slots], 0] / self._exponents(slots)
+        return torch.from_numpy(self.slots.law.numpy()[self.slots.lane.numpy()[slots.numpy()], 0]) / self._exponents(
+            slots
+        )
 
     # ---- potentials and deaths
 
@@ -226,7 +238,8 @@ class ParticleEngine:
         self.slots.seen[moved] = self.slots.length[moved]
 
     def _bury(self, increments: Tensor, cause: str) -> None:
-        for slot in (torch.isneginf(increments) & ~self.slots.dead).nonzero()[:, 0].tolist():
+        dying = np.isneginf(increments.numpy()) & ~self.slots.dead.numpy()
+        for slot in np.flatnonzero(dying).tolist():
             self._die(slot, cause)
 
     def _die(self, slot: int, cause: str, why: str | None = None) -> None:
@@ -253,12 +266,12 @@ class ParticleEngine:
     def append(self) -> None:
         """Draw the bonus token of every slot that scored one; its log Z is in the weight already, (5)."""
         slots = self.slots
-        drawing = (slots.next_row >= 0).nonzero()[:, 0]
+        drawing = torch.from_numpy(np.flatnonzero(slots.next_row.numpy() >= 0))
         if len(drawing):
-            law = self.bonus_law[slots.next_row[drawing]]
+            law = self.bonus_law[torch.from_numpy(slots.next_row.numpy()[drawing.numpy()])]
             tokens, _ = draw(law, self._bonus_uniform(drawing))
             self._write_one(drawing, tokens, law)
-        over = (slots.finished & (slots.table.used > 0)).nonzero()[:, 0]
+        over = np.flatnonzero(slots.finished.numpy() & (slots.table.used.numpy() > 0))
         if len(over):
             slots.release(over)
         slots.cycle += 1
@@ -284,14 +297,14 @@ class ParticleEngine:
         """Write a token drawn from a row of ``law`` (n, V) log p^α m into each of some slots."""
         self._count(slots, log_weight(law, tokens))
         self.slots.put(slots, tokens)
-        self.slots.next_row[slots] = -1
+        self.slots.next_row.numpy()[slots.numpy()] = -1
         self._mark_finished(slots)
 
     def _bonus_uniform(self, slots: Tensor) -> Tensor:
         return self.slots.uniform(slots, 0, Stream.BONUS)
 
     def _count(self, slots: Tensor, log_pa: Tensor) -> None:
-        self.slots.log_p[slots] += log_pa / self._exponents(slots)
+        self.slots.log_p.numpy()[slots.numpy()] += log_pa.numpy() / self._exponents(slots).numpy()
 
     def uniforms(self) -> Tensor:
         """(lanes, N) float64 uniforms for this cycle's resampling."""

@@ -85,22 +85,25 @@ def run(
         population: how many particles each resampling leaves, at most the system's slots; None fills all slots always.
     """
     state: _State | None = None
+    seen: _Seen | None = None  # of a cycle that moves no weight, as those of a verified chain do
     while (fresh := system.admit()) is not None:
         increments = system.extend()  # (2)–(5)
         state = state or _State.zeros(increments, population)
         if bool(fresh.any()):
             state = state.restart(fresh, population)
-        log_w = state.log_w + increments
-        log_mean = weights.log_sum_exp(log_w) - state.count.double().log()
-        ess = weights.ess(log_w)
-        chi2 = weights.chi2_plus_one(increments, state.log_w)
-        done = state.running & (system.finished().all(-1) | torch.isneginf(log_mean))
+            seen = None
+        moved = bool(increments.any())
+        if seen is None or moved:
+            seen = _Seen.of(increments, state)
+        log_w, ess = seen.log_w, seen.ess
+        done = state.running & (system.finished().all(-1) | seen.dead)
         wanted = state.count if population is None else population.following(ess, state.count)
         uneven = (ess < threshold * state.count.double()) | (2 * wanted < state.count)
         resampled = state.running & ~done & uneven
         ancestors = torch.arange(log_w.shape[-1]).expand_as(log_w)
         worth = torch.zeros_like(ess)  # multinomial resamplings that this one amounts to, for the variance estimate
-        if resampled.any():
+        resampling = bool(resampled.any())
+        if resampling:
             W = weights.normalise(log_w)
             drawn = scheme(W, system.uniforms()) if population is None else scheme(W, system.uniforms(), wanted)
             ancestors = torch.where(resampled[:, None], drawn, ancestors)
@@ -109,10 +112,12 @@ def run(
             system.select(ancestors)
         system.append()  # (5)
         yield Step(
-            state.running, log_w, chi2, ess, state.log_z + log_mean, resampled, ancestors, state.count, state.origin,
-            state.resamplings, done,
+            state.running, log_w, seen.chi2, ess, state.log_z + seen.log_mean, resampled, ancestors, state.count,
+            state.origin, state.resamplings, done,
         )  # fmt: skip
-        state = state.after(log_w, log_mean, resampled, ancestors, worth, done)
+        state = state.after(log_w, seen.log_mean, resampled, ancestors, worth, done)
+        if moved or resampling:
+            seen = None
 
 
 def _worth(M: Tensor, W: Tensor) -> Tensor:
@@ -120,6 +125,25 @@ def _worth(M: Tensor, W: Tensor) -> Tensor:
     if W.shape[-1] == 1:
         return torch.ones_like(W[:, 0])
     return (M.double() / (M - 1)).log() / torch.full_like(W[:, 0], W.shape[-1] / (W.shape[-1] - 1)).log()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """What the weights of a cycle amount to."""
+
+    log_w: Tensor  # (G, N) float64
+    log_mean: Tensor  # (G,) float64
+    ess: Tensor  # (G,) float64
+    chi2: Tensor  # (G,) float64
+    dead: Tensor  # (G,) bool
+
+    @classmethod
+    def of(cls, increments: Tensor, state: "_State") -> "_Seen":
+        """Those of a state whose weights move by ``increments`` (G, N)."""
+        log_w = state.log_w + increments
+        log_mean = weights.log_sum_exp(log_w) - state.count.double().log()
+        chi2 = weights.chi2_plus_one(increments, state.log_w)
+        return cls(log_w, log_mean, weights.ess(log_w), chi2, torch.isneginf(log_mean))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """Two processes and messages of known size between them, by torch.distributed. Knows bytes; not what they mean.
 
-Every message is a fixed-size tensor of words, first and last a mark, and sometimes a payload whose size the words tell.
+Every message is a fixed-size tensor of words, between marks, and sometimes a payload whose size the words tell.
 The group belongs to the channel alone: the caller's own torch.distributed is left as it is. All of it listens on the
 loopback address only.
 """
 
 import datetime
 import socket
+from collections import deque
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +22,7 @@ _MARK = 0x534D4344
 _END = np.array([_MARK]).view(np.uint8)  # of a payload
 _HOST = "127.0.0.1"
 _WORDS, _PAYLOAD = 1, 2  # tags
+_HEAD = 2  # words before a message: a mark, and how many messages and payloads its sender has taken
 _LONG = datetime.timedelta(days=365)
 
 
@@ -59,7 +61,8 @@ class Channel:
         options._devices = [ProcessGroupGloo.create_device(hostname=_HOST)]
         self._group: Any = ProcessGroupGloo(store, rank, 2, options)
         self._other, self.words = 1 - rank, words
-        self._sent: list[tuple[Any, Tensor]] = []  # kept until the other side has taken them
+        self._sent: deque[list[Any]] = deque()  # kept until the other side has said that it has taken them
+        self._gone = self._taken = 0  # how many of those it has taken, and how many this side has
 
     def send(self, words: Tensor | NDArray[np.int64], payload: Tensor | None = None) -> None:
         """Send a message without waiting for the other side to take it.
@@ -68,16 +71,18 @@ class Channel:
             words: (n,) int64, n ≤ the channel's words.
             payload: (m,) uint8 that follows, or None.
         """
-        message = np.zeros(self.words + 2, np.int64)
-        message[0] = message[-1] = _MARK
-        message[1 : len(words) + 1] = words
+        message = np.zeros(_HEAD + self.words + 1, np.int64)
+        message[0], message[1], message[-1] = _MARK, self._taken, _MARK
+        message[_HEAD : _HEAD + len(words)] = words
         self._post(torch.from_numpy(message), _WORDS)
         if payload is not None:
             self._post(torch.from_numpy(np.concatenate([payload.numpy(), _END])), _PAYLOAD)
 
     def _post(self, message: Tensor, tag: int) -> None:
+        held: list[Any] = [message]
+        self._sent.append(held)
         try:
-            self._sent.append((self._group.send([message], self._other, tag), message))
+            held.append(self._group.send([message], self._other, tag))
         except RuntimeError as error:
             raise Broken(_first_line(error)) from error
 
@@ -90,11 +95,14 @@ class Channel:
         Raises:
             Broken: the other side is gone or silent for too long, or the message was cut short.
         """
-        message = np.zeros(self.words + 2, np.int64)
+        message = np.zeros(_HEAD + self.words + 1, np.int64)
         self._take(message, _WORDS, seconds)
         if message[0] != _MARK or message[-1] != _MARK:
             raise Broken("a message was cut short")
-        return torch.from_numpy(message[1:-1])
+        while self._gone < message[1]:
+            self._sent.popleft()
+            self._gone += 1
+        return torch.from_numpy(message[_HEAD:-1])
 
     def payload(self, size: int, seconds: float | None = None) -> Tensor:
         """The payload of ``size`` bytes behind the last message: (size,) uint8. Raises as :meth:`receive` does."""
@@ -111,7 +119,7 @@ class Channel:
             self._group.recv([torch.from_numpy(into)], self._other, tag).wait(wait)
         except RuntimeError as error:
             raise Broken(_first_line(error)) from error
-        self._sent.clear()  # each side speaks again only when it has taken what was sent to it
+        self._taken += 1
 
     def __enter__(self) -> Self:
         return self

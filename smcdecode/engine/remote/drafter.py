@@ -5,6 +5,7 @@ said so once, and blocks come from the text itself (:mod:`smcdecode.infer.lookup
 is the same, because every block is judged by the law that wrote it.
 """
 
+import contextlib
 import pickle
 import time
 import warnings
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from smcdecode.engine.company import Company
-from smcdecode.engine.drafting import Block, Drafter
+from smcdecode.engine.drafting import Block, Drafter, fates
 from smcdecode.engine.remote.backup import LOOKUP, backed
 from smcdecode.engine.remote.channel import Broken
 from smcdecode.engine.remote.messages import Answer, Backup, Entries, Ints, Kind, Lanes, Setup
@@ -23,6 +24,7 @@ from smcdecode.engine.remote.process import RemoteModel
 from smcdecode.engine.remote.tuning import Tuning
 from smcdecode.engine.request import Request
 from smcdecode.engine.stats import Stats
+from smcdecode.errors import SMCDecodeError
 from smcdecode.infer import lookup
 
 __all__ = ["RemoteDrafter"]
@@ -53,6 +55,7 @@ class RemoteDrafter(Drafter):
         self.source = torch.arange(setup.slots)  # whose last block each slot continues
         self.base = torch.zeros(setup.slots, dtype=torch.int64)  # own tokens before that block
         self.log_w = torch.zeros(setup.slots, dtype=torch.float64)  # since the last resampling
+        self._asked: tuple[Ints, Backup] | None = None  # slots that an answer will be about, and the backup told
         self._last: tuple[Answer, Tensor] | None = None  # an answer, and its slots' rows that it drafted for
         self._serial = 0
         self._lost = False
@@ -83,34 +86,21 @@ class RemoteDrafter(Drafter):
         self.log_w.view(self.setup.lanes, -1)[moved] = 0.0
 
     def stop(self) -> None:
-        """End the run."""
+        """End the run; an answer that is on its way is taken first, so that the next run does not hear it."""
+        if self._asked is not None:
+            with contextlib.suppress(SMCDecodeError):  # of a draft that failed, whom nobody asks any more
+                self._hear(self._asked[0])
         if not self._lost:
             self.remote.stop()
 
     # ---- blocks
 
-    def write(self, slots: Tensor) -> Block:
-        """A block for each of some slots (n,), and the pages that the target needs for it."""
-        K, backup = self.setup.block, self.tuning.backup(len(slots))
-        self._ask(slots, backup)
-        length = self.slots.length[slots]  # while the draft finds its answer
-        reach = torch.minimum(length + K, self.slots.cap[self.slots.lane[slots]])
-        self.passes.copy_pages(*self.slots.make_room(slots, reach))
-        block = Block.empty(Company.of(self.slots, slots), K)
-        self.source[slots], self.base[slots] = slots, length
-        answer = self._hear(len(slots))
-        if answer is not None:
-            self._fill(block, answer, backup)
-        elif self.alone is not None:
-            blocks = backed(self.alone, self.slots, slots, K, self.endings.is_eos)
-            self._set(block, blocks.tokens, blocks.count, blocks.laws)
-        return block
-
-    def _ask(self, slots: Tensor, backup: Backup) -> None:
-        """Tell what became of the last blocks."""
-        if self._lost:
+    def ask(self, slots: Tensor) -> None:
+        """Tell what became of the last blocks of some slots (n,), for which :meth:`write` will want others."""
+        if self._lost or not len(slots):
             return
-        at = slots.numpy()
+        at, backup = slots.numpy(), self.tuning.backup(len(slots))
+        self._asked = at, backup
         kept = self.slots.length.numpy()[at] - self.base.numpy()[at] - 1
         cycle, source = self.slots.cycle.numpy()[self.slots.lane.numpy()[at]], self.source.numpy()[at]
         now, following = (self.heat(slots, ahead).numpy() for ahead in (0, 1))
@@ -121,20 +111,42 @@ class RemoteDrafter(Drafter):
         share = np.array([self.tuning.share], np.float64).view(np.int64)
         self._tell(Kind.ASK, np.concatenate([[len(at), backup], share, entries.words()]))
 
-    def _hear(self, n: int) -> Answer | None:
-        """What the draft answers; None if it is gone."""
-        if self._lost:
-            return None
+    def write(self, slots: Tensor) -> Block:
+        """A block for each of some slots (n,) that were asked for, and the pages that the target needs for it."""
+        K, at = self.setup.block, slots.numpy()
+        length = self.slots.length.numpy()[at]  # while the draft finds its answer
+        room = np.minimum(self.slots.left(at), K)
+        self.passes.copy_pages(*self.slots.make_room(slots, torch.from_numpy(length + room)))
+        block = Block.empty(Company.of(self.slots, slots), K)
+        block.fates = fates(self.slots, slots, K)
+        self.source.numpy()[at], self.base.numpy()[at] = at, length
+        answer, backup = self._hear(at)
+        if answer is not None:
+            self._fill(block, answer, backup)
+        elif self.alone is not None:
+            blocks = backed(self.alone, self.slots, slots, K, self.endings.is_eos)
+            self._set(block, blocks.tokens, blocks.count, blocks.laws)
+        return block
+
+    def _hear(self, slots: Ints) -> tuple[Answer | None, Backup]:
+        """What the draft answers for some slots (n,), and the backup that it was told; None if it is gone."""
+        if self._lost or self._asked is None:
+            return None, Backup.REDRAFT
+        (asked, backup), self._asked = self._asked, None
+        n = len(asked)
         try:
             answer = self._heard(n)
         except Broken as error:
             self._lose(error)
-            return None
+            return None, backup
+        if n > len(slots):  # a request was ended meanwhile
+            answer = answer.of_rows(np.isin(asked, slots))
+            n = len(slots)
         hits = int(answer.hit.sum())
         self.stats.hits += hits
         self.stats.misses += n - hits
         self.tuning.heard(answer, hits / n, time.perf_counter())
-        return answer
+        return answer, backup
 
     def _heard(self, n: int) -> Answer:
         words = self.remote.receive()
@@ -211,7 +223,7 @@ class RemoteDrafter(Drafter):
         """Tokens, and the laws they were drawn from, up to the text's end: the draft does not know of stops."""
         block.tokens, block.laws = tokens, laws
         block.count, block.ended = self.endings.cut(block.slots, tokens, count)
-        block.ended |= block.count == self.slots.cap[self.slots.lane[block.slots]] - block.company.length
+        block.ended.numpy()[:] |= block.count.numpy() == self.slots.left(block.slots)
 
     def _spread(self, answer: Answer) -> Tensor | None:
         """The laws of an answer, where they were sent, by entry and place: (n, K, V) float32."""

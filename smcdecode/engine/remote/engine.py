@@ -76,6 +76,11 @@ class RemoteEngine(ParticleEngine):
         super().select(ancestors)
         self._remote.select(torch.where(ancestors < 0, torch.arange(len(ancestors)), ancestors))
 
+    def append(self) -> None:
+        """See :meth:`ParticleEngine.append`; the draft hears of it and answers beside what follows."""
+        super().append()
+        self._remote.ask(self.writing)
+
     def close(self) -> None:
         """End the run, and the process if it was started for it."""
         self._remote.stop()

@@ -179,6 +179,13 @@ class Answer:
         flat = [part.view(torch.uint8).flatten() for part in parts]
         return flat[0] if len(flat) == 1 else torch.cat(flat) if flat else None
 
+    def of_rows(self, which: Flags) -> "Answer":
+        """The answer to some of the entries, (n,) bool."""
+        drafted = which.repeat(self.count.clip(min=0))
+        laws, top = (None if x is None else x[torch.from_numpy(drafted)] for x in (self.laws, self.top))
+        hit, count, tokens, log_q = self.hit[which], self.count[which], self.tokens[which], self.log_q[which]
+        return dataclasses.replace(self, hit=hit, count=count, tokens=tokens, log_q=log_q, laws=laws, top=top)
+
     @functools.cached_property
     def _width(self) -> int:
         """Numbers sent of each row: −1 none; 1 where every law is one-hot, which the token tells; V whole rows."""
