@@ -57,7 +57,7 @@ def test_a_wrong_density_of_looked_up_tokens_is_seen(monkeypatch):
 def test_verified_lookups_have_the_targets_law(method):
     exact = oracle("plain")
     decoder = method(smc.PromptLookup(1), block=3)
-    found = Counter(run.sample(on="tokens") for run in runs_of(p, decoder, runs=2000))
+    found = Counter(run.sample(on="tokens") for run in runs_of(p, decoder, runs=1000))
     assert_frequencies([found[x] for x in exact.sequences], exact.probabilities)
 
 

@@ -113,10 +113,15 @@ def run_groups(lm, groups, q_len, steps):
     return [logits for (logits,) in out]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("q_len", [1, 2, 5])
-@pytest.mark.parametrize("rows", [1, 8, 16])
-@pytest.mark.parametrize("config_class", [tr.LlamaConfig, tr.Olmo2Config], ids=["fused", "own layers"])
+@pytest.mark.parametrize(  # every shape with two of the four pairs of layers and type, neighbours with the others
+    ("config_class", "dtype", "q_len", "rows"),
+    [
+        (config_class, (torch.float32, torch.bfloat16)[(i + j + k) % 2], q_len, rows)
+        for i, config_class in enumerate((tr.LlamaConfig, tr.Olmo2Config))  # fused, and with its own layers
+        for j, q_len in enumerate((1, 2, 5))
+        for k, rows in enumerate((1, 8, 16))
+    ],
+)
 def test_logits_have_the_same_bits_whatever_else_is_in_the_pass(config_class, dtype, q_len, rows):
     if dtype == torch.bfloat16 and not torch.cpu._is_amx_tile_supported():
         pytest.skip("measured on AMX only; other CPUs may round otherwise")

@@ -392,7 +392,7 @@ def test_light_and_dark(runs, show):
 
 def test_a_long_run_of_many_particles_is_drawn(show):
     endless = TableLM(random_table(5, V, floor=0.5), name="endless")
-    out = run(endless**1.2, smc.SMC(particles=64), max_tokens=200)
+    out = run(endless**1.2, smc.SMC(particles=48), max_tokens=100)
     page = show(out)
-    assert len(out.steps) > 200 and page.locator("#charts .band").count() > 200 and rows(page).count() > 3
+    assert len(out.steps) >= 100 and page.locator("#charts .band").count() >= 100 and rows(page).count() > 3
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
