@@ -17,7 +17,7 @@ from smcdecode.infer.exact import enumerate_target
 from smcdecode.infer.resampling import SCHEMES
 
 V, EOS, CAP, PROMPT = 4, 3, 4, (0,)
-RUNS, N = 1000, 4
+RUNS, N = 800, 4
 COMMON = 0.05
 P = random_table(1, V, floor=0.5)
 
