@@ -124,10 +124,13 @@ def proposal_law(logits: Tensor, draft: Draft, temperature: Tensor, mask: Tensor
         (n, V) float32 log-weights; draw() normalises them.
     """
     law = logits
-    low, high = (float(x) for x in temperature.aminmax()) if len(temperature) else (1.0, 1.0)
+    heat = temperature.numpy()
+    low, high = (float(heat.min()), float(heat.max())) if len(heat) else (1.0, 1.0)
     if low == 0:
         law = logits / temperature.masked_fill(temperature == 0, 1.0)[:, None].float().to(logits.device)
-    elif (low, high) != (1, 1):
+    elif low == high != 1:
+        law = logits / low
+    elif low != high:
         law = logits / temperature[:, None].float().to(logits.device)
     if draft.top_k is not None or draft.top_p is not None:
         check_numbers(logits.amax(-1), draft.model.name)  # a NaN would look like the largest

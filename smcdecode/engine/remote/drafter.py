@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from smcdecode.engine.company import Company
-from smcdecode.engine.drafting import Block, Drafter, fates
+from smcdecode.engine.drafting import Block, Drafter, Stream, fates
 from smcdecode.engine.remote.backup import LOOKUP, backed
 from smcdecode.engine.remote.channel import Broken
 from smcdecode.engine.remote.messages import Answer, Backup, Entries, Ints, Kind, Lanes, Setup
@@ -55,6 +55,7 @@ class RemoteDrafter(Drafter):
         self.source = torch.arange(setup.slots)  # whose last block each slot continues
         self.base = torch.zeros(setup.slots, dtype=torch.int64)  # own tokens before that block
         self.log_w = torch.zeros(setup.slots, dtype=torch.float64)  # since the last resampling
+        self.bonus = np.full(setup.slots, np.nan)  # uniforms of the bonus tokens of this cycle, where they are made
         self._asked: tuple[Ints, Backup] | None = None  # slots that an answer will be about, and the backup told
         self._last: tuple[Answer, Tensor] | None = None  # an answer, and its slots' rows that it drafted for
         self._serial = 0
@@ -119,6 +120,7 @@ class RemoteDrafter(Drafter):
         self.passes.copy_pages(*self.slots.make_room(slots, torch.from_numpy(length + room)))
         block = Block.empty(Company.of(self.slots, slots), K)
         block.fates = fates(self.slots, slots, K)
+        self.bonus[at] = self.slots.uniform(slots, 0, Stream.BONUS).numpy()
         self.source.numpy()[at], self.base.numpy()[at] = at, length
         answer, backup = self._hear(at)
         if answer is not None:

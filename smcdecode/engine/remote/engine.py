@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,7 +80,13 @@ class RemoteEngine(ParticleEngine):
     def append(self) -> None:
         """See :meth:`ParticleEngine.append`; the draft hears of it and answers beside what follows."""
         super().append()
+        self._remote.bonus[:] = np.nan
         self._remote.ask(self.writing)
+
+    def _bonus_uniform(self, slots: Tensor) -> Tensor:
+        """Made while the draft found its answer, except where a particle begins or took another's place."""
+        u = self._remote.bonus[slots.numpy()]
+        return super()._bonus_uniform(slots) if np.isnan(u).any() else torch.from_numpy(u)
 
     def close(self) -> None:
         """End the run, and the process if it was started for it."""
