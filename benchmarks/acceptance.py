@@ -3,9 +3,10 @@
     python benchmarks/acceptance.py --target FOLDER --draft FOLDER --data gsm8k_test.jsonl [--json out.json]
 
 The target answers questions; at every few positions of its answers both laws are taken, n tokens are drafted, and each
-coupling says with which probability one of them is kept. All couplings see the same positions, so differences are
-paired; ± is one standard error over answers. ``best`` is the most that independent drafts allow any coupling (a linear
-program's value, arXiv 2502.18779), ``ms`` the time to prepare and draw one position on one thread.
+coupling says with which probability one of them is the token that is emitted, so that its chain goes on. All couplings
+see the same positions, so differences are paired; ± is one standard error over answers. ``best`` is the most that
+independent drafts allow any coupling (a linear program's value, arXiv 2502.18779), ``ms`` the time to prepare one
+position and to work out the token's law, on one thread.
 """
 
 import argparse
@@ -103,7 +104,8 @@ def chosen(coupling: Any, p: Tensor, q: Tensor, n: int, draws: int) -> tuple[flo
             continue
         for _ in range(draws):
             drafts = coupling.drafting.draw(here[1], torch.rand(1, n, dtype=torch.float64, generator=generator))
-            found.append(float(plan.branches(drafts, torch.ones_like(drafts, dtype=torch.bool)).law.sum()))
+            law = plan.conditional_law(drafts, torch.ones_like(drafts, dtype=torch.bool))
+            found.append(float(law[0, drafts.unique()].sum()))
     return float(np.mean(found)), time.thread_time() - start
 
 
