@@ -1,8 +1,7 @@
 """The plain definition of every kernel, and the path on CPUs: knows rows of numbers, not what they mean.
 
 A faster kernel is correct when it agrees with the function of the same name here. Nothing here holds a random
-state: a uniform is a function of its key and counter (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-SC 2011), so a draw depends on its request alone, never on what else shares the batch.
+state: see :mod:`smcdecode_kernels.counter`.
 """
 
 import math
@@ -12,6 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from smcdecode_kernels.bits import apply_bitmask, pack_bits, unpack_bits
+from smcdecode_kernels.counter import uniform
 
 Floats = NDArray[np.float64]
 
@@ -32,120 +34,12 @@ __all__ = [
     "unpack_bits",
 ]
 
-_WORD = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_BUMPS = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
-_HALVES = np.dtype("<u4")  # of a little-endian product, the low one first
-
 _CHUNK = 256  # tokens summed at once in the weights' own precision (1e-7 in float32); chunks are summed in float64
 _TOGETHER = 2**22  # numbers worked on at once on a CPU: 16 MiB in float32
 _BELOW_ONE = 1.0 - 2.0**-53
 _TINY = np.finfo(np.float64).tiny
 _RUN = 64  # tokens a search for the largest skips at once
 _TOP_P_GUESS = 256  # most nuclei are smaller; the search grows from here until it holds the asked mass
-
-
-def uniform(seed: Tensor, a: Tensor, b: Tensor, c: Tensor, stream: int | Tensor) -> Tensor:
-    """Uniforms in (0, 1) as a pure function of a key and a counter: Philox4x32-10 (Salmon et al. 2011).
-
-    Args:
-        seed: int64, the 64-bit key (low word, high word).
-        a: int64, first counter word. ``seed``, ``a``, ``b``, ``c`` and ``stream`` broadcast together.
-        b: int64, second counter word.
-        c: int64, third counter word. Each counter word is used modulo 2³².
-        stream: fourth counter word: one number for each purpose a uniform serves.
-
-    Returns:
-        float64 of the broadcast shape: ``(k + ½) 2⁻⁵²`` with the 52-bit k made of the high 32 bits (first output
-        word) and the low 20 (top of the second). One bit less than a double holds keeps 1.0 out of reach.
-    """
-    if seed.device.type == "cpu":
-        key = seed.numpy()
-        high, low, _, _ = _philox_numpy(a.numpy(), b.numpy(), c.numpy(), np.asarray(stream), key, key >> 32)
-        return torch.as_tensor(_unit(high, low))
-    words = (a & _WORD, b & _WORD, c & _WORD, stream & _WORD, seed & _WORD, (seed >> 32) & _WORD)
-    u: Tensor = _unit(*_philox(*words)[:2])
-    return u
-
-
-def _unit(high: Any, low: Any) -> Any:
-    """Two random words as a float64 strictly between 0 and 1."""
-    return (((high << 20) | (low >> 12)) + 0.5) * 2.0**-52
-
-
-def _philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, ...]:
-    """Ten rounds on 32-bit words held in int64 tensors; wrapping products keep their bits."""
-    for _ in range(_ROUNDS):
-        x, y = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1 = ((y >> 32) & _WORD) ^ c1 ^ k0, y & _WORD
-        c2, c3 = ((x >> 32) & _WORD) ^ c3 ^ k1, x & _WORD
-        k0, k1 = (k0 + _BUMPS[0]) & _WORD, (k1 + _BUMPS[1]) & _WORD
-    return c0, c1, c2, c3
-
-
-def _philox_numpy(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, ...]:
-    """The same of numbers of any sign, for few of them: numpy's operations cost a third of torch's, and go by twos."""
-    shape = np.broadcast(c0, c1, c2, c3, k0, k1).shape
-    even, odd, key = np.empty((3, 2, *shape), np.int64)
-    for pair, (one, two) in zip((even, odd, key), ((c0, c2), (c1, c3), (k0, k1)), strict=True):
-        pair[0], pair[1] = one, two
-    even, odd, key = (x.astype(_HALVES) for x in (even, odd, key))  # modulo 2³²
-    multipliers, bumps = (
-        np.array(x, dtype).reshape(2, *(1 for _ in shape)) for x, dtype in ((_MULTIPLIERS, "<u8"), (_BUMPS, _HALVES))
-    )
-    for _ in range(_ROUNDS):
-        halves = (even * multipliers)[..., None].view(_HALVES)
-        even, odd = halves[::-1, ..., 1] ^ odd ^ key, halves[::-1, ..., 0]
-        key = key + bumps
-    return tuple(x.astype(np.uint64) for x in (even[0], odd[0], even[1], odd[1]))
-
-
-def apply_bitmask(logits: Tensor, words: Tensor) -> Tensor:
-    """Set logits to -inf, in place, where a packed mask has the bit 0.
-
-    Args:
-        logits: (n, V), any floating type.
-        words: (n, W) int32 with W ≥ V/32: token i of a row has bit ``i mod 32`` of word ``i div 32``, 1 for allowed.
-
-    Returns:
-        ``logits``.
-
-    Raises:
-        ValueError: the words are not int32, or too few.
-
-    Example:
-        >>> apply_bitmask(torch.zeros(1, 4), torch.tensor([[0b0101]], dtype=torch.int32))
-        tensor([[0., -inf, 0., -inf]])
-    """
-    n, V = logits.shape
-    if words.dtype != torch.int32 or len(words) != n or words.shape[1] * 32 < V:
-        raise ValueError(f"{n} rows of {V} bits in int32 words are wanted; got {words.dtype} {tuple(words.shape)}")
-    return logits.masked_fill_(unpack_bits(~words, V), -torch.inf)
-
-
-def unpack_bits(words: Tensor, V: int) -> Tensor:
-    """Packed masks as rows of flags, see :func:`apply_bitmask`: (n, W) int32 with W ≥ V/32 → (n, V) bool."""
-    if words.device.type == "cpu":  # numpy unpacks bits ten times as fast as shifts do
-        packed = np.ascontiguousarray(words.numpy()).astype("<i4", copy=False).view(np.uint8)
-        return torch.from_numpy(np.unpackbits(packed, axis=1, count=V, bitorder="little").view(np.bool_))
-    bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)
-    return ((bits & 1) != 0).flatten(1)[:, :V]
-
-
-def pack_bits(mask: Tensor) -> Tensor:
-    """Rows of flags as packed masks, the inverse of :func:`unpack_bits`: (n, V) bool → (n, ⌈V/32⌉) int32.
-
-    Example:
-        >>> pack_bits(torch.tensor([[True, False, True, False]]))
-        tensor([[5]], dtype=torch.int32)
-    """
-    n, V = mask.shape
-    W = -(-V // 32)
-    bits = np.packbits(mask.cpu().numpy(), axis=1, bitorder="little")
-    packed = np.zeros((n, 4 * W), dtype=np.uint8)
-    packed[:, : bits.shape[1]] = bits
-    return torch.from_numpy(packed.view("<i4").astype(np.int32, copy=False)).to(mask.device)
 
 
 def cumulative(weights: Tensor) -> Tensor:

@@ -11,11 +11,9 @@ from scipy import stats as scipy_stats
 from stats import assert_frequencies, assert_mean
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
+from smcdecode_kernels.counter import _philox, _philox_numpy, _unit
 from smcdecode_kernels.reference import (
     _CHUNK,
-    _philox,
-    _philox_numpy,
-    _unit,
     cumulative,
     draw,
     exp_,
