@@ -156,6 +156,20 @@ def test_no_survivors_says_what_died_where(dead):
     assert "-∞" in dead.summary() and "deaths" in dead.summary() and "all 4 particles died" in dead._repr_html_()
 
 
+def test_particles_that_all_die_after_one_text_are_not_told_to_be_more(dead):
+    def told(*deaths):
+        with pytest.raises(smc.NoSurvivors) as caught:
+            _ = dataclasses.replace(dead, deaths=deaths).text
+        return str(caught.value)
+
+    here = Obituary(0, 0, "the masks", (1,), "b")
+    same = dataclasses.replace(here, particle=1)
+    assert "exclude each other" in told(here, same) and "Try more particles" not in told(here, same)
+    full = dataclasses.replace(here, tokens=(1,) * dead.asked.max_tokens)
+    for deaths in ((here,), (here, dataclasses.replace(same, tokens=(2,))), (full, full)):
+        assert "Try more particles" in told(*deaths)
+
+
 def test_deaths_are_grouped_by_cause_and_their_texts_shortened(dead):
     long = Obituary(8, 0, "a cause", (0,) * 200, "…" + "a" * 80)
     out = dataclasses.replace(dead, deaths=(long, dataclasses.replace(long, cycle=2), *dead.deaths))

@@ -162,11 +162,26 @@ def advice(record: Record) -> list[str]:
 def epitaph(record: Record) -> str:
     """What died where, and what may help: the message of NoSurvivors."""
     causes = "".join(f"\n  {line}" for line in _causes(record.deaths))
+    if _at_one_text(record):
+        remedy = (
+            "All of them died after the same text, so more particles would die there too: look for constraints that "
+            "exclude each other, or that no token of this vocabulary can meet"
+        )
+    else:
+        remedy = (
+            "Try more particles, a larger max_tokens, or potentials that forbid less or warn earlier (a mask, a value "
+            "of unfinished texts)"
+        )
     return (
         f"all {record.N} particles died (log Ẑ = -∞), so there is no text to give. What died where:{causes}\n"
-        "Try more particles, a larger max_tokens, or potentials that forbid less or warn earlier (a mask, a value of "
-        "unfinished texts); .tokens and .deaths hold what there was."
+        f"{remedy}; .tokens and .deaths hold what there was."
     )
+
+
+def _at_one_text(record: Record) -> bool:
+    """Whether several died, all of them behind one and the same text, and not because its length was reached."""
+    places = {death.tokens for death in record.deaths}
+    return len(record.deaths) > 1 and len(places) == 1 and len(next(iter(places))) < record.asked.max_tokens
 
 
 def _causes(deaths: tuple[Obituary, ...]) -> Iterator[str]:
