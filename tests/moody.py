@@ -1,9 +1,9 @@
 """A table whose moods come from the prompt: slow, or ill enough to send half a message. Lives in a draft's process."""
 
 import gc
+import socket
 import time
 
-import torch
 from table import TableLM
 
 from smcdecode.engine.remote.channel import Channel
@@ -23,8 +23,8 @@ class MoodyLM(TableLM):
             self.seconds = 100 * self.quick
         if bool((tokens == CUT).any()):
             channel = next(thing for thing in gc.get_objects() if type(thing) is Channel)
-            half = torch.full((3,), 0x534D4344)
-            channel._group.send([half], 0, 1).wait()
+            channel._end.send(bytes(3))
+            channel._end.shutdown(socket.SHUT_WR)
             time.sleep(600)
         time.sleep(self.seconds)
         return super().__call__(tokens, positions, view, rows)

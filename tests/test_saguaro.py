@@ -24,7 +24,7 @@ import smcdecode as smc
 from smcdecode.engine.model import Recipe
 from smcdecode.engine.remote import drafter as drafter_module
 from smcdecode.engine.remote import engine as engine_module
-from smcdecode.engine.remote.channel import Broken, Channel, Rendezvous
+from smcdecode.engine.remote.channel import Broken, Channel
 from smcdecode.engine.remote.messages import Answer
 from smcdecode.infer.exact import enumerate_target
 from smcdecode.sample import Call
@@ -126,8 +126,8 @@ def test_choices_by_measurement_keep_the_law(beside):
 def test_a_share_that_is_not_declared_is_found_out(beside, monkeypatch):
     """The negative control: verification is told the draft's own law, not the one with the share in it."""
 
-    def undeclared(words, payload, n, block, size):
-        answer = Answer.of(words, payload, n, block, size)
+    def undeclared(words, payload, block, size):
+        answer = Answer.of(words, payload, block, size)
         lifted = answer.laws.scatter_add(-1, answer.top, torch.full(answer.top.shape, -np.log(0.1)).float())
         object.__setattr__(answer, "laws", lifted.log_softmax(-1))
         return answer
@@ -262,7 +262,7 @@ def test_a_draft_killed_midway_leaves_the_law_and_nothing_else(beside):
     inner = beside.receive
 
     def receive():
-        if next(calls) == 2:
+        if next(calls) == 1:
             os.kill(beside.pid, signal.SIGKILL)
         return inner()
 
@@ -317,38 +317,59 @@ def _runs(process):
 # ---- channels
 
 
-def ends(words):
-    """Both ends of a channel in one process."""
-    meeting, made = Rendezvous(20), {}
-    join = lambda rank, store: made.update({rank: Channel(store, rank, words, 20)})  # noqa: E731
-    other = threading.Thread(target=join, args=(1, Rendezvous.join(meeting.port, 20)))
-    other.start()
-    join(0, meeting.store)
-    other.join()
-    return meeting, made[0], made[1]
+@pytest.fixture
+def ends():
+    """Both ends of a channel, in one process."""
+    here, there = map(Channel, socket.socketpair())
+    yield here, there
+    here.close(), there.close()
 
 
-def test_messages_arrive_and_half_ones_are_noticed():
-    meeting, here, there = ends(5)
-    here.send(torch.tensor([1, 2, 3]), torch.arange(4, dtype=torch.uint8))
-    assert there.receive(5).tolist() == [1, 2, 3, 0, 0]
-    assert there.payload(4, 5).tolist() == [0, 1, 2, 3]
-    half = torch.full((2,), 0x534D4344)
-    sending = there._group.send([half], 0, 1)
-    with pytest.raises(Broken, match="cut short"):
-        here.receive(5)
+def test_messages_arrive_in_order(ends):
+    here, there = ends
+    assert there.coming() is None
+    here.send(np.array([1, 2, 3]), torch.arange(4, dtype=torch.uint8))
+    here.send(np.array([4]))
+    assert there.coming().words.tolist() == [1, 2, 3]
+    words, payload = there.receive(5)
+    assert (words.tolist(), payload.tolist()) == ([1, 2, 3], [0, 1, 2, 3])
+    words, payload = there.receive(5)
+    assert (words.tolist(), payload) == ([4], None)
+
+
+def test_nothing_is_trusted_behind_a_silence(ends):
+    here, there = ends
     with pytest.raises(Broken, match="Timed out"):
         here.receive(0.1)
     with pytest.raises(Broken):
-        here.receive(5)  # nothing is trusted behind a silence
-    with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", meeting.port)) == 0
-    port = meeting.port
-    for end in (here, there):
-        end.__exit__()
-    del meeting, here, there, end, sending
-    with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", port)) != 0
+        there.send(np.array([1]))
+    with pytest.raises(Broken):
+        here.receive(5)
+
+
+@pytest.mark.parametrize("half", [bytes(3), bytes(24)], ids=["it ends early", "it is no message"])
+def test_half_a_message_is_noticed(ends, half):
+    here, there = ends
+    there._end.send(half)
+    there._end.shutdown(socket.SHUT_WR)
+    with pytest.raises(Broken, match="cut short"):
+        here.receive(5)
+
+
+def test_long_messages_that_cross_both_arrive(ends):
+    long = torch.arange(2**22).to(torch.uint8)
+    heard = []
+
+    def exchange(end):
+        end.send(np.array([1]), long, seconds=20)
+        heard.append(end.receive(20).payload.equal(long))
+
+    threads = [threading.Thread(target=exchange, args=(end,)) for end in ends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heard == [True, True]
 
 
 # ---- requests that are ended while the draft writes for them

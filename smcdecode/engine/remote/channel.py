@@ -1,133 +1,141 @@
-"""Two processes and messages of known size between them, by torch.distributed. Knows bytes; not what they mean.
+"""Two processes and messages between them, over a pair of sockets that nobody else can reach. Knows bytes only.
 
-Every message is a fixed-size tensor of words, between marks, and sometimes a payload whose size the words tell.
-The group belongs to the channel alone: the caller's own torch.distributed is left as it is. All of it listens on the
-loopback address only.
+A message is some int64 words and perhaps a payload of bytes, behind a head that tells how many of each there are. Who
+sends takes in what arrives meanwhile, so that two long messages that cross do not wait for each other.
 """
 
-import datetime
+import select
 import socket
-from collections import deque
-from typing import Any, Self
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
 
-__all__ = ["Broken", "Channel", "Rendezvous"]
+__all__ = ["Broken", "Channel", "Message"]
 
 _MARK = 0x534D4344
-_END = np.array([_MARK]).view(np.uint8)  # of a payload
-_HOST = "127.0.0.1"
-_WORDS, _PAYLOAD = 1, 2  # tags
-_HEAD = 2  # words before a message: a mark, and how many messages and payloads its sender has taken
-_LONG = datetime.timedelta(days=365)
+_HEAD = 3  # words before a message: a mark, how many words follow, and how many bytes behind them, −1 for no payload
+_CHUNK = 2**16
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 class Broken(Exception):
     """The other side is gone, silent for too long, or sent something cut short."""
 
 
-class Rendezvous:
-    """Where two processes meet: a small store on a port of its own, open until both are connected."""
+class Message(NamedTuple):
+    """What was sent."""
 
-    def __init__(self, seconds: float) -> None:
-        listener = socket.create_server((_HOST, 0))
-        self.port: int = listener.getsockname()[1]
-        self.store = TCPStore(
-            _HOST, self.port, None, True, datetime.timedelta(seconds=seconds), False, False, listener.detach(), False
-        )
-
-    @staticmethod
-    def join(port: int, seconds: float) -> TCPStore:
-        """The store of the process that opened it."""
-        return TCPStore(_HOST, port, None, False, datetime.timedelta(seconds=seconds))
+    words: NDArray[np.int64]  # (n,)
+    payload: Tensor | None  # (m,) uint8
 
 
 class Channel:
-    """One end of a pair: rank 0 asks, rank 1 answers.
+    """One end of a pair.
 
     Args:
-        store: where both ends meet.
-        rank: 0 or 1.
-        words: int64 words of every message, marks excluded; both ends may change it between two messages.
+        end: one of the two sockets of ``socket.socketpair()``; it is the channel's from now on.
     """
 
-    def __init__(self, store: TCPStore, rank: int, words: int, seconds: float) -> None:
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = datetime.timedelta(seconds=seconds)
-        options._devices = [ProcessGroupGloo.create_device(hostname=_HOST)]
-        self._group: Any = ProcessGroupGloo(store, rank, 2, options)
-        self._other, self.words = 1 - rank, words
-        self._sent: deque[list[Any]] = deque()  # kept until the other side has said that it has taken them
-        self._gone = self._taken = 0  # how many of those it has taken, and how many this side has
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._end, self._poll = end, select.poll()
+        self._poll.register(end, select.POLLIN)
+        self._held = bytearray()  # arrived while this side was sending
+        self._next: Message | None = None  # looked at, and not received yet
 
-    def send(self, words: Tensor | NDArray[np.int64], payload: Tensor | None = None) -> None:
-        """Send a message without waiting for the other side to take it.
+    def send(self, words: NDArray[np.int64], payload: Tensor | None = None, seconds: float | None = None) -> None:
+        """Send a message; waits only where the sockets hold no more.
 
         Args:
-            words: (n,) int64, n ≤ the channel's words.
+            words: (n,) int64.
             payload: (m,) uint8 that follows, or None.
+            seconds: how long to wait for the other side to take some of it; None for as long as it takes.
+
+        Raises:
+            Broken: the other side is gone, or takes nothing for too long.
         """
-        message = np.zeros(_HEAD + self.words + 1, np.int64)
-        message[0], message[1], message[-1] = _MARK, self._taken, _MARK
-        message[_HEAD : _HEAD + len(words)] = words
-        self._post(torch.from_numpy(message), _WORDS)
+        head = [_MARK, len(words), -1 if payload is None else len(payload)]
+        self._write(np.concatenate([head, words]).view(np.uint8), seconds)
         if payload is not None:
-            self._post(torch.from_numpy(np.concatenate([payload.numpy(), _END])), _PAYLOAD)
+            self._write(payload.numpy(), seconds)
 
-    def _post(self, message: Tensor, tag: int) -> None:
-        held: list[Any] = [message]
-        self._sent.append(held)
-        try:
-            held.append(self._group.send([message], self._other, tag))
-        except RuntimeError as error:
-            raise Broken(_first_line(error)) from error
-
-    def receive(self, seconds: float | None = None) -> Tensor:
-        """The next message's words, (words,) int64.
+    def receive(self, seconds: float | None = None) -> Message:
+        """The next message.
 
         Args:
-            seconds: how long to wait; None for as long as it takes.
+            seconds: how long to wait for more of it; None for as long as it takes.
 
         Raises:
             Broken: the other side is gone or silent for too long, or the message was cut short.
         """
-        message = np.zeros(_HEAD + self.words + 1, np.int64)
-        self._take(message, _WORDS, seconds)
-        if message[0] != _MARK or message[-1] != _MARK:
+        message, self._next = self._next or self._read(seconds), None
+        return message
+
+    def coming(self) -> Message | None:
+        """What :meth:`receive` will return, if it has begun to arrive, else None. Raises as that does."""
+        if self._next is None and (self._held or self._poll.poll(0)):
+            self._next = self._read(None)
+        return self._next
+
+    def close(self) -> None:
+        """Nothing is sent or received from now on."""
+        self._end.close()
+
+    def _write(self, data: NDArray[np.uint8], seconds: float | None) -> None:
+        left = data.data
+        while left:
+            if (sent := _unless_it_waits(self._end.send, left)) is not None:
+                left = left[sent:]
+            elif self._wait(select.POLLIN | select.POLLOUT, seconds) & select.POLLIN:
+                self._held += _unless_it_waits(self._end.recv, _CHUNK) or b""
+
+    def _read(self, seconds: float | None) -> Message:
+        mark, words, size = self._take(8 * _HEAD, seconds).view(np.int64).tolist()
+        if mark != _MARK:
+            self.close()
             raise Broken("a message was cut short")
-        while self._gone < message[1]:
-            self._sent.popleft()
-            self._gone += 1
-        return torch.from_numpy(message[_HEAD:-1])
+        told = self._take(8 * words, seconds).view(np.int64)
+        return Message(told, None if size < 0 else torch.from_numpy(self._take(size, seconds)))
 
-    def payload(self, size: int, seconds: float | None = None) -> Tensor:
-        """The payload of ``size`` bytes behind the last message: (size,) uint8. Raises as :meth:`receive` does."""
-        message = np.empty(size + len(_END), np.uint8)
-        message[size:] = 0
-        self._take(message, _PAYLOAD, seconds)
-        if (message[size:] != _END).any():
-            raise Broken("a payload was cut short")
-        return torch.from_numpy(message[:size])
+    def _take(self, size: int, seconds: float | None) -> NDArray[np.uint8]:
+        """The next bytes, (size,)."""
+        taken = np.empty(size, np.uint8)
+        here = min(size, len(self._held))
+        taken[:here] = self._held[:here]
+        del self._held[:here]
+        left = taken.data[here:]
+        while left:
+            got = _unless_it_waits(self._end.recv_into, left)
+            if got is None:
+                self._wait(select.POLLIN, seconds)
+            elif not got:
+                raise Broken("a message was cut short" if len(left) < size else "the other end is closed")
+            else:
+                left = left[got:]
+        return taken
 
-    def _take(self, into: NDArray[Any], tag: int, seconds: float | None) -> None:
-        wait = _LONG if seconds is None else datetime.timedelta(seconds=seconds)
-        try:
-            self._group.recv([torch.from_numpy(into)], self._other, tag).wait(wait)
-        except RuntimeError as error:
-            raise Broken(_first_line(error)) from error
-        self._taken += 1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._sent.clear()
-        del self._group
+    def _wait(self, events: int, seconds: float | None) -> int:
+        """Which of some events came first; nothing is trusted behind a silence."""
+        self._poll.modify(self._end, events)
+        found = self._poll.poll(None if seconds is None else 1e3 * seconds)
+        self._poll.modify(self._end, select.POLLIN)
+        if not found:
+            self.close()
+            raise Broken(f"Timed out after {seconds:g} s")
+        return found[0][1]
 
 
-def _first_line(error: RuntimeError) -> str:
-    return str(error).splitlines()[0].split("] ", 1)[-1]
+def _unless_it_waits(act: Callable[[A], R], what: A) -> R | None:
+    """What a socket's method returns; None where it would have to wait."""
+    try:
+        return act(what)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        raise Broken(str(error)) from error

@@ -6,7 +6,6 @@ is the same, because every block is judged by the law that wrote it.
 """
 
 import contextlib
-import pickle
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from smcdecode.engine.company import Company
 from smcdecode.engine.drafting import Block, Drafter, Stream, fates
 from smcdecode.engine.remote.backup import LOOKUP, backed
 from smcdecode.engine.remote.channel import Broken
-from smcdecode.engine.remote.messages import Answer, Backup, Entries, Ints, Kind, Lanes, Setup
+from smcdecode.engine.remote.messages import Answer, Backup, Entries, Ints, Kind, Lanes, Setup, unpacked
 from smcdecode.engine.remote.process import RemoteModel
 from smcdecode.engine.remote.tuning import Tuning
 from smcdecode.engine.request import Request
@@ -74,11 +73,11 @@ class RemoteDrafter(Drafter):
         temperature = self.heat(index * self.slots.N, 1).numpy()
         seeds, caps = self.slots.seed[index].numpy(), self.slots.cap[index].numpy()
         payload = Lanes(index.numpy(), seeds, caps, temperature, prompts).packed()
-        self._tell(Kind.OPEN, [len(lanes), len(payload)], payload)
+        self._tell(Kind.OPEN, [len(lanes)], payload)
 
     def close(self, lanes: Sequence[int]) -> None:
         """Tell the draft of lanes that are done."""
-        self._tell(Kind.CLOSE, [len(lanes), 0, *lanes])
+        self._tell(Kind.CLOSE, [len(lanes), *lanes])
 
     def select(self, ancestors: Tensor) -> None:
         """Slots become copies of others."""
@@ -137,7 +136,7 @@ class RemoteDrafter(Drafter):
         (asked, backup), self._asked = self._asked, None
         n = len(asked)
         try:
-            answer = self._heard(n)
+            answer = self._heard()
         except Broken as error:
             self._lose(error)
             return None, backup
@@ -150,18 +149,15 @@ class RemoteDrafter(Drafter):
         self.tuning.heard(answer, hits / n, time.perf_counter())
         return answer, backup
 
-    def _heard(self, n: int) -> Answer:
-        words = self.remote.receive()
-        kind, serial, size = words[:3].tolist()
+    def _heard(self) -> Answer:
+        words, payload = self.remote.receive()
+        kind, serial = words[:2].tolist()
         if serial != self._serial:
             raise Broken("an answer came out of turn")
         if kind == Kind.FAILURE:
-            failure: Exception = pickle.loads(self.remote.payload(size).numpy().tobytes())
+            failure: Exception = unpacked(payload)
             raise failure
-        K, V = self.setup.block, self.setup.size
-        size = Answer.size(words, V)
-        payload = self.remote.payload(size) if size else None
-        return Answer.of(words, payload, n, K, V)
+        return Answer.of(words, payload, self.setup.block, self.setup.size)
 
     def _tell(self, kind: Kind, words: Sequence[int] | Ints, payload: Tensor | None = None) -> None:
         if self._lost:

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import functools
 import pickle
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,25 +16,34 @@ from torch import Tensor
 
 from smcdecode.declare.proposal import Draft
 
-__all__ = ["CONTROL_WORDS", "Answer", "Backup", "Entries", "Flags", "Floats", "Ints", "Kind", "Lanes", "Setup"]
+__all__ = ["Answer", "Backup", "Entries", "Flags", "Floats", "Ints", "Kind", "Lanes", "Setup", "packed", "unpacked"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-CONTROL_WORDS = 8  # of a message outside a run
-
 
 class Kind(enum.IntEnum):
     """What a message is: its first word."""
 
-    START, OPEN, CLOSE, ASK, STOP, ANSWER, FAILURE = range(1, 8)
+    START, OPEN, CLOSE, ASK, STOP, ANSWER, FAILURE, REPORT = range(1, 9)
 
 
 class Backup(enum.IntEnum):
     """What is verified where no continuation was prepared."""
 
     REDRAFT, LOOKUP, UNIFORM = range(3)
+
+
+def packed(thing: object) -> Tensor:
+    """Anything as bytes, (n,) uint8."""
+    return torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+
+
+def unpacked(payload: Tensor | None) -> Any:
+    """What :func:`packed` made ``payload`` of."""
+    assert payload is not None
+    return pickle.loads(payload.numpy().tobytes())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,21 +75,6 @@ class Setup:
     def slots(self) -> int:
         """Particles of all lanes."""
         return self.lanes * self.particles
-
-    @property
-    def words(self) -> int:
-        """Words that hold any message of the run."""
-        return 9 + max(self.lanes, self.slots * max(Entries.WORDS, 2 + 2 * self.block))
-
-    def packed(self) -> Tensor:
-        """As bytes."""
-        return torch.frombuffer(bytearray(pickle.dumps(self)), dtype=torch.uint8)
-
-    @staticmethod
-    def unpacked(payload: Tensor) -> "Setup":
-        """The setup that :meth:`packed` made ``payload`` of."""
-        setup: Setup = pickle.loads(payload.numpy().tobytes())
-        return setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +127,9 @@ class Entries:
         return table.ravel()
 
     @classmethod
-    def of(cls, words: Ints, n: int) -> "Entries":
+    def of(cls, words: Ints) -> "Entries":
         """The entries that :meth:`words` wrote."""
-        columns = words[: n * cls.WORDS].reshape(n, cls.WORDS).T.copy()
+        columns = words.reshape(-1, cls.WORDS).T.copy()
         return cls(*columns[:5], *columns[5:].view(np.float64))
 
 
@@ -154,7 +149,7 @@ class Answer:
     _HEAD = 7
 
     def words(self, serial: int) -> Ints:
-        """All but laws and top, whose sizes they tell."""
+        """All but laws and top, whose shapes they tell."""
         n, K = self.tokens.shape
         words = np.empty(self._HEAD + n * (2 + 2 * K), np.int64)
         top = 0 if self.top is None else self.top.shape[1]
@@ -200,17 +195,9 @@ class Answer:
         return support if 2 * support < V else V
 
     @staticmethod
-    def size(words: Tensor, V: int) -> int:
-        """Bytes of the payload behind the words of an answer."""
-        width, top, rows = words[2:5].tolist()
-        each = 0 if width <= 1 else 4 * V if width == V else 8 * width
-        return rows * (each + 4 * top) if width >= 0 else 0
-
-    @staticmethod
-    def of(words: Tensor, payload: Tensor | None, n: int, block: int, V: int) -> "Answer":
+    def of(told: Ints, payload: Tensor | None, block: int, V: int) -> "Answer":
         """The answer that was sent."""
-        told = words.numpy()
-        table = told[7 : 7 + n * (2 + 2 * block)].reshape(n, -1)
+        table = told[7:].reshape(-1, 2 + 2 * block)
         hit, count, tokens = table[:, 0] > 0, table[:, 1], table[:, 2 : 2 + block].copy()
         width, top_width, rows = told[2:5].tolist()
         laws: Tensor | None = None

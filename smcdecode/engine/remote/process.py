@@ -8,11 +8,10 @@ process, or by itself when this process is gone.
 import dataclasses
 import io
 import pickle
+import socket
 import subprocess
 import sys
-import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,15 +23,14 @@ from torch import Tensor
 from smcdecode.engine.cache import KVStore, Layout
 from smcdecode.engine.load import Source
 from smcdecode.engine.ranks import joined
-from smcdecode.engine.remote.channel import Broken, Channel, Rendezvous
-from smcdecode.engine.remote.messages import CONTROL_WORDS, Kind, Setup
+from smcdecode.engine.remote.channel import Broken, Channel, Message
+from smcdecode.engine.remote.messages import Kind, Setup, packed, unpacked
 from smcdecode.errors import DraftProcessError, InvalidOption
 from smcdecode.potentials.vocabulary import Vocabulary
 
 __all__ = ["RemoteModel", "remote"]
 
 _COMMAND = "import sys; sys.path[:] = {path!r}; from smcdecode.engine.remote.child import main; main()"
-_POLL = 0.01
 
 
 @dataclasses.dataclass
@@ -40,14 +38,14 @@ class _Line:
     """The process and the channel to it; ended once, by whoever comes first."""
 
     process: subprocess.Popen[bytes]
-    channel: Channel | None = None
+    channel: Channel
 
     def end(self) -> None:
         self.process.kill()
         if self.process.stdin is not None:
             self.process.stdin.close()
         self.process.wait()
-        self.channel = None
+        self.channel.close()
 
 
 class RemoteModel:
@@ -106,35 +104,28 @@ class RemoteModel:
         """
         if not self.alive:
             raise DraftProcessError(f"the process of {self.name} has ended: make another with smc.remote(…)")
-        payload = setup.packed()
-        self.send(torch.tensor([Kind.START, 0, setup.words, len(payload)]), payload)
-        self._channel.words = setup.words
+        self.send(np.array([Kind.START]), packed(setup))
 
     def stop(self) -> None:
         """End a run, if the process is still there."""
         if self.alive:
             try:
-                self.send(torch.tensor([Kind.STOP, 0, 0, 0]))
-                self._channel.words = CONTROL_WORDS
+                self.send(np.array([Kind.STOP]))
             except Broken:
                 self.close()
 
-    def send(self, words: Tensor | NDArray[np.int64], payload: Tensor | None = None) -> None:
-        """Send a message; does not wait. Raises :class:`~smcdecode.engine.remote.channel.Broken`."""
-        self._channel.send(words, payload)
+    def send(self, words: NDArray[np.int64], payload: Tensor | None = None) -> None:
+        """Send a message. Raises :class:`~smcdecode.engine.remote.channel.Broken`."""
+        self._channel.send(words, payload, self.patience)
 
-    def receive(self) -> Tensor:
-        """The words of the next answer. Raises :class:`~smcdecode.engine.remote.channel.Broken`."""
+    def receive(self) -> Message:
+        """The next answer. Raises :class:`~smcdecode.engine.remote.channel.Broken`."""
         return self._channel.receive(self.patience)
-
-    def payload(self, size: int) -> Tensor:
-        """The bytes behind it. Raises :class:`~smcdecode.engine.remote.channel.Broken`."""
-        return self._channel.payload(size, self.patience)
 
     @property
     def _channel(self) -> Channel:
-        if self._line is None or self._line.channel is None:
-            raise Broken("the process was closed")
+        if self._line is None:
+            raise Broken("the process is that of rank 0")
         return self._line.channel
 
 
@@ -195,23 +186,20 @@ def _start(
         raise InvalidOption(f"patience must be a number of seconds > 0; got {patience!r}")
     if threads is not None and (not isinstance(threads, int) or threads < 1):
         raise InvalidOption(f"threads must be an integer ≥ 1, or None; got {threads!r}")
-    rendezvous = Rendezvous(patience)
-    order = {
-        "port": rendezvous.port, "seconds": patience, "threads": threads,
-        "source": _sent(source), "options": options,
-    }  # fmt: skip
-    line = _Line(
-        subprocess.Popen(
-            [sys.executable, "-c", _COMMAND.format(path=sys.path)], stdin=subprocess.PIPE, start_new_session=True
-        )
-    )
+    sent = _sent(source)
+    here, there = socket.socketpair()
+    with there:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _COMMAND.format(path=sys.path)],
+            stdin=subprocess.PIPE, pass_fds=[there.fileno()], start_new_session=True,
+        )  # fmt: skip
+        order = {"end": there.fileno(), "threads": threads, "source": sent, "options": options}
+    line = _Line(process, Channel(here))
     try:
-        report = _report(line.process, rendezvous, pickle.dumps(order))
-        line.channel = Channel(rendezvous.store, 0, CONTROL_WORDS, patience)
+        return line, _report(line, pickle.dumps(order))
     except BaseException:
         line.end()
         raise
-    return line, report
 
 
 def _sent(source: Any) -> bytes:
@@ -227,24 +215,17 @@ def _sent(source: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _report(process: "subprocess.Popen[bytes]", rendezvous: Rendezvous, order: bytes) -> dict[str, Any]:
+def _report(line: _Line, order: bytes) -> dict[str, Any]:
     """Give the process its order and wait until its model is loaded, however long that takes."""
-    assert process.stdin is not None
+    stdin = line.process.stdin
+    assert stdin is not None
     try:
-        process.stdin.write(len(order).to_bytes(8, "little") + order)
-        process.stdin.flush()
-    except BrokenPipeError as error:
-        raise DraftProcessError("the draft process ended before it began; see its message above") from error
-    _wait(lambda: rendezvous.store.check(["report"]), process)
-    report: dict[str, Any] = pickle.loads(rendezvous.store.get("report"))
+        stdin.write(len(order).to_bytes(8, "little") + order)
+        stdin.flush()
+        report = unpacked(line.channel.receive().payload)
+    except (BrokenPipeError, Broken) as error:
+        raise DraftProcessError("the draft process ended before it was ready; see its message above") from error
     if "error" in report:
         raise DraftProcessError(f"the draft process could not load its model: {report['error']['what']}")
     described: dict[str, Any] = report["model"]
     return described
-
-
-def _wait(done: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
-    while not done():
-        if process.poll() is not None:
-            raise DraftProcessError(f"the draft process ended with status {process.returncode} before it was ready")
-        time.sleep(_POLL)
