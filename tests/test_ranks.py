@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -121,7 +122,9 @@ def test_a_draft_beside_the_ranks_is_started_once(monkeypatch):
         started.append(given)
         return line, {"name": "q", "vocabulary": p.vocabulary, "context": None, "layout": p.layout}
 
-    p, line = smc.load(tiny("llama")), process._Line(subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1))
+    p, (here, there) = smc.load(tiny("llama")), socket.socketpair()
+    there.close()
+    line = process._Line(subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1), process.Channel(here))
     monkeypatch.setattr(process, "_start", start)
     monkeypatch.setattr(
         process, "joined", lambda: mock.Mock(together=lambda work, terms: told.append(work()) or told[0])
