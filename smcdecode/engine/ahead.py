@@ -8,7 +8,11 @@ What is learnt in a cycle is used from the next one on: a guess, and whether the
 own request, on the masks and on the guesses before it alone.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+import functools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,17 +22,25 @@ from torch import Tensor
 from smcdecode.engine.drafting import Block, Drafter, Going
 from smcdecode_kernels import reference
 
-__all__ = ["FEW", "Ahead", "Habits", "few_allowed"]
+__all__ = ["FEW", "Ahead", "Guess", "Habits", "few_allowed"]
 
 FEW = 256  # most tokens that a mask may leave for one of them to be guessed
 _ORDER = 4  # tokens of context at most
 _PROMPT = 0.3  # what an occurrence in the prompt counts, beside 1 for a law of the target
 _PRIOR = 1.0  # what the law of a shorter context counts, in a longer one
-_LEAST = 1e-3  # probabilities below are not learnt
-_HOPE = 0.15  # least probability that a guess is kept with all before it: a position costs about that share of a pass
+_HOPE = 0.1  # least probability that a guess is kept with all before it: a position costs about that share of a pass
 
 Allowed = tuple[int, ...]
-Words = NDArray[np.int32]
+Context = tuple[int, ...]
+Floats = NDArray[np.float64]
+
+
+class Guess(NamedTuple):
+    """One guess of a block, as :meth:`Ahead.learn` wants to see it."""
+
+    text: list[int]  # the last tokens before it
+    allowed: Allowed
+    law: Floats  # (len(allowed),) that it was drawn from
 
 
 class Ahead(Drafter):
@@ -37,9 +49,8 @@ class Ahead(Drafter):
     def __init__(self, plain: Drafter) -> None:
         super().__init__(None, None, plain.slots, plain.passes, plain.twist, plain.endings, plain.temperature)
         self.habits = [Habits(())] * self.slots.lanes
-        self._guessed: list[
-            list[tuple[list[int], Allowed]]
-        ] = []  # of the last block, per row: texts and what may follow
+        self._guesses: dict[tuple[int, int], Guess] = {}  # of the last block, by row and place
+        self._hope: list[float] = []  # of each row
 
     def begin(self, lane: int, prompt: Sequence[int]) -> None:
         """Learn from the prompt of a new request."""
@@ -47,48 +58,55 @@ class Ahead(Drafter):
 
     def write(self, slots: Tensor) -> Block:
         """Guess up to K tokens in each slot (n,)."""
-        self._guessed = [[] for _ in range(len(slots))]
-        self._hope = [1.0] * len(slots)
+        self._guesses, self._hope = {}, [1.0] * len(slots)
         return super().write(slots)
 
     def _place(self, block: Block, going: Going, k: int) -> Going:
         words = block.masks[k].result().numpy()
-        allowed = [(j, few_allowed(words[i], self.twist.vocabulary.size)) for j, i in enumerate(going.rows.tolist())]
-        few = [(j, tokens) for j, tokens in allowed if tokens and self._hopeful(block, int(going.rows[j]), tokens)]
-        going = going.some(torch.tensor([j for j, _ in few], dtype=torch.int64))
-        law = torch.full((len(few), FEW), -torch.inf)
-        columns = torch.full((len(few), FEW), -1)
-        for j, (i, (_, tokens)) in enumerate(zip(going.rows.tolist(), few, strict=True)):
-            text = self._text(block, i, k)
-            self._guessed[i].append((text, tokens))
-            law[j, : len(tokens)] = torch.from_numpy(np.log(self._habits(block, i).law(text, tokens)))
-            columns[j, : len(tokens)] = torch.tensor(tokens)
-        if not len(few):
+        guesses = [self._guess(block, i, k, words[i].tobytes()) for i in going.rows.tolist()]
+        few = [guess for guess in guesses if guess is not None]
+        if len(few) < len(guesses):
+            going = going.some(torch.tensor([j for j, guess in enumerate(guesses) if guess], dtype=torch.int64))
+        if not few:
             return going
-        at, norm = reference.draw(law, going.u[:, k])
-        tokens_ = columns.gather(-1, at[:, None])[:, 0]
+        self._guesses.update(zip(((i, k) for i in going.rows.tolist()), few, strict=True))
+        log_q, columns = (torch.from_numpy(x) for x in _side_by_side(few))
+        at, norm = reference.draw(log_q, going.u[:, k])
+        tokens = columns.gather(-1, at[:, None])[:, 0]
         if block.laws is None or block.columns is None:
             block.laws = torch.zeros(*block.tokens.shape, FEW)
             block.columns = torch.full(block.laws.shape, -1)
-        block.tokens[going.rows, k] = tokens_
+        block.tokens[going.rows, k] = tokens
         block.count[going.rows] = k + 1
-        block.laws[going.rows, k] = law - norm[:, None].float()
+        block.laws[going.rows, k] = log_q - norm[:, None].float()
         block.columns[going.rows, k] = columns
-        ends = self.endings.of(going.company.slots, tokens_, block.tokens[going.rows, :k])
+        ends = self.endings.of(going.company.slots, tokens, block.tokens[going.rows, :k])
         return block.behind(going, k, ends)
 
-    def _hopeful(self, block: Block, i: int, few: Allowed) -> bool:
-        """Whether row i may go on with one of a few tokens."""
-        self._hope[i] *= self._habits(block, i).kept(few)
-        return self._hope[i] >= _HOPE
+    def _guess(self, block: Block, i: int, k: int, words: bytes) -> Guess | None:
+        """What may be guessed at place k of row i, under the mask of these packed words; None to stop there."""
+        allowed = few_allowed(words, self.twist.vocabulary.size)
+        if not allowed:
+            return None
+        habits = self._habits(block, i)
+        self._hope[i] *= habits.kept(allowed)
+        if self._hope[i] < _HOPE:
+            return None
+        text = self._text(block, i, k)
+        return Guess(text, allowed, habits.law(text, allowed))
 
     def learn(self, block: Block, law: Tensor, row: Tensor) -> None:
         """Remember the target's laws wherever it chose among few tokens, guesses that it refused included."""
-        for i, guessed in enumerate(self._guessed):
-            for k, (text, few) in enumerate(guessed):
-                log_r = law[row[i, k], list(few)].cpu().double()
-                if log_r.max() > -torch.inf:
-                    self._habits(block, i).learn(text, few, log_r.softmax(-1).tolist())
+        if not self._guesses or block.columns is None:
+            return
+        i, k = torch.tensor(list(self._guesses)).T
+        chosen = law[row[i, k][:, None], block.columns[i, k].clamp(min=0)].cpu().double().numpy()
+        for (place, guess), log_r in zip(self._guesses.items(), chosen, strict=True):
+            log_r = log_r[: len(guess.allowed)]
+            top = log_r.max()
+            if top > -math.inf:
+                r = np.exp(log_r - top)
+                self._habits(block, place[0]).learn(guess, r / r.sum())
 
     def _habits(self, block: Block, i: int) -> "Habits":
         return self.habits[int(self.slots.lane[block.slots[i]])]
@@ -103,8 +121,9 @@ class Ahead(Drafter):
 class Habits:
     """An n-gram model of one request over the tokens that a mask allows.
 
-    From one context to the next longer one, the first being the set of allowed tokens itself, it is
-    ``q(v) = (c(v) + q'(v)) / (Σ c + 1)``: c was learnt there, q' is the law of the one before, uniform at first.
+    From one context to the next longer one, the first being no token at all, it is
+    ``q(v) = (c(v) + q'(v)) / (Σ c + 1)``: c was learnt there under the same mask, or from the prompt; q' is the law of
+    the one before, uniform at first.
 
     Args:
         prompt: its ids.
@@ -112,19 +131,19 @@ class Habits:
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.tail = list(prompt[-_ORDER:])
-        self._counts: dict[Hashable, dict[int, float]] = {}
+        self._prompt: dict[Context, Counter[int]] = defaultdict(Counter)
+        self._counts: dict[tuple[Context, Allowed], Floats] = {}
         self._kept: dict[Allowed, tuple[float, int]] = {}  # sum and number of the probabilities that a guess was right
         for place, token in enumerate(prompt):
-            for context in _contexts(prompt[max(place - _ORDER, 0) : place]):
-                self._add(context, token, _PROMPT)
+            for context in _contexts(prompt[:place])[1:]:
+                self._prompt[context][token] += 1
 
-    def law(self, text: Sequence[int], allowed: Allowed) -> NDArray[np.float64]:
+    def law(self, text: Sequence[int], allowed: Allowed) -> Floats:
         """Probabilities of the allowed tokens behind a text, all positive: (len(allowed),)."""
         q = np.full(len(allowed), 1 / len(allowed))
-        for context in (allowed, *_contexts(text)):
-            counts = self._counts.get(context)
-            if counts:
-                c = np.array([counts.get(token, 0.0) for token in allowed])
+        for context in _contexts(text):
+            c = self._learnt(context, allowed)
+            if c is not None:
                 q = (c + _PRIOR * q) / (c.sum() + _PRIOR)
         return q
 
@@ -135,34 +154,46 @@ class Habits:
         total, seen = self._kept.get(allowed, (0.0, 0))
         return (total + 0.5) / (seen + 1)
 
-    def learn(self, text: Sequence[int], allowed: Allowed, law: Sequence[float]) -> None:
-        """Remember the target's probabilities r of the allowed tokens behind a text, and how near q was to them."""
+    def learn(self, guess: Guess, law: Floats) -> None:
+        """Remember the target's probabilities r of the tokens allowed at a guess, (n,), and how near its law was."""
+        allowed = guess.allowed
         if len(allowed) > 1:
             total, seen = self._kept.get(allowed, (0.0, 0))
-            self._kept[allowed] = total + float(np.minimum(self.law(text, allowed), law).sum()), seen + 1
-        for context in (allowed, *_contexts(text)):
-            for token, probability in zip(allowed, law, strict=True):
-                if probability > _LEAST:
-                    self._add(context, token, probability)
+            self._kept[allowed] = total + float(np.minimum(guess.law, law).sum()), seen + 1
+        for context in _contexts(guess.text):
+            c = self._learnt(context, allowed)
+            self._counts[context, allowed] = law if c is None else c + law
 
-    def _add(self, context: Hashable, token: int, weight: float) -> None:
-        counts = self._counts.setdefault(context, {})
-        counts[token] = counts.get(token, 0.0) + weight
-
-
-def _contexts(text: Sequence[int]) -> Iterator[Hashable]:
-    """The last token, the last two, …; the negative length keeps them apart from tuples of allowed tokens."""
-    for n in range(1, min(len(text), _ORDER) + 1):
-        yield -n, *text[-n:]
+    def _learnt(self, context: Context, allowed: Allowed) -> Floats | None:
+        """Counts of the allowed tokens behind a context, (len(allowed),); None where there are none."""
+        c = self._counts.get((context, allowed))
+        if c is None and (seen := self._prompt.get(context)):
+            c = self._counts[context, allowed] = _PROMPT * np.array([seen[token] for token in allowed], dtype=float)
+        return c
 
 
-def few_allowed(words: Words, V: int) -> Allowed | None:
-    """The tokens that a packed mask (⌈V/32⌉,) allows of V, ascending; None for more than ``FEW``."""
-    filled = np.flatnonzero(words)
+def _side_by_side(guesses: Sequence[Guess]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Log-laws and tokens of some guesses, a row each, padded by −∞ and −1: (m, FEW) each."""
+    log_q = np.full((len(guesses), FEW), -np.inf, dtype=np.float32)
+    columns = np.full((len(guesses), FEW), -1, dtype=np.int64)
+    for j, guess in enumerate(guesses):
+        log_q[j, : len(guess.law)], columns[j, : len(guess.law)] = np.log(guess.law), guess.allowed
+    return log_q, columns
+
+
+def _contexts(text: Sequence[int]) -> list[Context]:
+    """No token, the last one, the last two, … of a text, up to ``_ORDER``."""
+    return [tuple(text[len(text) - n :]) for n in range(min(len(text), _ORDER) + 1)]
+
+
+@functools.lru_cache(maxsize=256)
+def few_allowed(words: bytes, V: int) -> Allowed | None:
+    """The tokens that a packed mask (⌈V/32⌉ int32 words) allows of V, ascending; None for more than ``FEW``."""
+    bits = np.frombuffer(words, dtype=np.uint8)
+    filled = np.flatnonzero(bits)
     if len(filled) > FEW:
         return None
-    bits = np.unpackbits(words[filled, None].astype("<i4").view(np.uint8), axis=1, bitorder="little")
-    word, bit = bits.nonzero()
-    tokens = filled[word] * 32 + bit
+    byte, bit = np.unpackbits(bits[filled, None], axis=1, bitorder="little").nonzero()
+    tokens = filled[byte] * 8 + bit
     tokens = tokens[tokens < V]
     return tuple(tokens.tolist()) if len(tokens) <= FEW else None

@@ -14,6 +14,7 @@ from smcdecode.declare.proposal import Draft
 from smcdecode.declare.target import Target
 from smcdecode.errors import InvalidWeight
 from smcdecode_kernels import reference
+from smcdecode_kernels.restrict import restrict
 
 __all__ = ["Slant", "check_numbers", "draw", "law_of", "local_law", "log_norm", "log_weight", "proposal_law"]
 
@@ -67,9 +68,8 @@ def local_law(logits: Tensor, slant: Slant, mask: Tensor | None, name: str) -> t
         return log_p, torch.zeros(len(logits), dtype=torch.float64)
     if bool((slant.alpha != 1).any()):
         log_p *= slant.alpha[:, None].float().to(log_p.device)
-    if mask is not None:
-        log_p = reference.apply_bitmask(log_p, mask.to(log_p.device))
-    return log_p, log_norm(log_p).masked_fill_(free, 0.0)
+    log_z = log_norm(log_p) if mask is None else restrict(log_p, mask.to(log_p.device)).cpu()
+    return log_p, log_z.masked_fill_(free, 0.0)
 
 
 def log_norm(law: Tensor) -> Tensor:

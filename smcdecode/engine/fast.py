@@ -97,7 +97,7 @@ class FusedLayer(nn.Module):
             query, key, value = qkv.tensor_split((self.heads, self.turned), 1)
             qkv = torch.cat([self.q_norm(query), self.k_norm(key), value], 1)
         cos, sin = self.angles.of(embeddings)
-        swapped = qkv.view(len(h), -1, 2, self.dim // 2).flip(2).view(qkv.shape)
+        swapped = qkv.roll(self.dim // 2, -1)
         query, key, value = torch.addcmul(qkv * cos, swapped, sin).tensor_split((self.heads, self.turned), 1)
         scaling, window, softcap = self.rule
         return view.attend(self.index, query, key, value, scaling=scaling, window=window, softcap=softcap).flatten(1)

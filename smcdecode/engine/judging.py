@@ -212,10 +212,12 @@ class _Pairs:
 
     def _overlap(self, some: Tensor) -> Overlap:
         """Both laws of some of the tokens, over the draft's columns."""
-        law, far = self.law[self.at[some]], self.law.device
-        if self.columns is not None:
+        at, far = self.at[some], self.law.device
+        if self.columns is None:
+            law = self.law[at]
+        else:
             columns = self.columns[self.i[some], self.k[some]].to(far)
-            law = law.gather(-1, columns.clamp(min=0)).masked_fill_(columns < 0, -torch.inf)
+            law = self.law[at[:, None].to(far), columns.clamp(min=0)].masked_fill_(columns < 0, -torch.inf)
         log_q = self.laws[self.i[some], self.k[some]].to(far)
         return overlap(log_q, law.sub_(self.z[some, None].float().to(far)), self.strictness[some].to(far))
 

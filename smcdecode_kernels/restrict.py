@@ -1,0 +1,59 @@
+"""A packed mask applied to rows of log-weights, and what is left of them summed. Knows rows and bits, not who allows.
+
+On a CPU rows that keep few tokens, as under a tight constraint, cost no work on the others but forgetting them.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from smcdecode_kernels.bits import apply_bitmask
+from smcdecode_kernels.reference import log_norm
+
+__all__ = ["restrict"]
+
+_FEW = 512  # bytes of a row's mask, at most, that have a bit for the row to be worked on token by token
+
+
+def restrict(law: Tensor, words: Tensor) -> Tensor:
+    """Apply a packed mask to log-weights, in place, and give the log of the sum of what it leaves.
+
+    Args:
+        law: (n, V) float32.
+        words: (n, W) int32, see :func:`~smcdecode_kernels.bits.apply_bitmask`.
+
+    Returns:
+        (n,) float64; -inf where nothing is left, NaN where any of it is NaN or +inf.
+    """
+    if law.device.type != "cpu":
+        return log_norm(apply_bitmask(law, words))
+    octets = np.ascontiguousarray(words.numpy()).astype("<i4", copy=False).view(np.uint8)  # (n, 4 W)
+    few = np.count_nonzero(octets, axis=1) <= _FEW
+    if not few.any():
+        return log_norm(apply_bitmask(law, words))
+    norm = np.empty(len(law))
+    norm[few] = _token_by_token(law.numpy(), octets, np.flatnonzero(few))
+    if not few.all():
+        many = torch.from_numpy(np.flatnonzero(~few))
+        rows = apply_bitmask(law[many], words[many])
+        law[many], norm[~few] = rows, log_norm(rows).numpy()
+    return torch.from_numpy(norm)
+
+
+def _token_by_token(
+    law: NDArray[np.float32], octets: NDArray[np.uint8], rows: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The same for some rows (m,) of a law (n, V) and its mask's bytes (n, B): (m,)."""
+    row, octet = octets[rows].nonzero()
+    which, bit = np.unpackbits(octets[rows[row], octet][:, None], axis=1, bitorder="little").nonzero()
+    row, token = row[which], octet[which] * 8 + bit
+    real = token < law.shape[1]  # bits beyond the vocabulary mean nothing
+    row, token = row[real], token[real]
+    kept = law[rows[row], token]
+    law[rows] = -np.inf
+    law[rows[row], token] = kept
+    top = np.full(len(rows), np.finfo(law.dtype).min, dtype=np.float64)  # a dead row: exp(-inf)
+    np.maximum.at(top, row, kept)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.log(np.bincount(row, np.exp(kept - top[row]), len(rows))) + top)
