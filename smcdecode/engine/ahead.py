@@ -69,8 +69,7 @@ class Ahead(Drafter):
             going = going.some(torch.tensor([j for j, guess in enumerate(guesses) if guess], dtype=torch.int64))
         if not few:
             return going
-        self._guesses.update(zip(((i, k) for i in going.rows.tolist()), few, strict=True))
-        log_q, columns = (torch.from_numpy(x) for x in _side_by_side(few))
+        log_q, columns = _side_by_side(few)
         at, norm = reference.draw(log_q, going.u[:, k])
         tokens = columns.gather(-1, at[:, None])[:, 0]
         if block.laws is None or block.columns is None:
@@ -89,18 +88,18 @@ class Ahead(Drafter):
         if not allowed:
             return None
         habits = self._habits(block, i)
-        self._hope[i] *= habits.kept(allowed)
-        if self._hope[i] < _HOPE:
-            return None
         text = self._text(block, i, k)
-        return Guess(text, allowed, habits.law(text, allowed))
+        guess = self._guesses[i, k] = Guess(text, allowed, habits.law(text, allowed))
+        self._hope[i] *= habits.kept(allowed)
+        return guess if self._hope[i] >= _HOPE else None
 
     def learn(self, block: Block, law: Tensor, row: Tensor) -> None:
-        """Remember the target's laws wherever it chose among few tokens, guesses that it refused included."""
-        if not self._guesses or block.columns is None:
+        """Remember the target's laws where it chose among few tokens, refused guesses and untold ones included."""
+        if not self._guesses:
             return
         i, k = torch.tensor(list(self._guesses)).T
-        chosen = law[row[i, k][:, None], block.columns[i, k].clamp(min=0)].cpu().double().numpy()
+        columns = _side_by_side(list(self._guesses.values()))[1].clamp_(min=0).to(law.device)
+        chosen = law[row[i, k][:, None].to(law.device), columns].cpu().double().numpy()
         for (place, guess), log_r in zip(self._guesses.items(), chosen, strict=True):
             log_r = log_r[: len(guess.allowed)]
             top = log_r.max()
@@ -172,13 +171,13 @@ class Habits:
         return c
 
 
-def _side_by_side(guesses: Sequence[Guess]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Log-laws and tokens of some guesses, a row each, padded by −∞ and −1: (m, FEW) each."""
+def _side_by_side(guesses: Sequence[Guess]) -> tuple[Tensor, Tensor]:
+    """Log-laws and tokens of some guesses, a row each, padded by −∞ and −1: (m, FEW) float32 and int64."""
     log_q = np.full((len(guesses), FEW), -np.inf, dtype=np.float32)
     columns = np.full((len(guesses), FEW), -1, dtype=np.int64)
     for j, guess in enumerate(guesses):
         log_q[j, : len(guess.law)], columns[j, : len(guess.law)] = np.log(guess.law), guess.allowed
-    return log_q, columns
+    return torch.from_numpy(log_q), torch.from_numpy(columns)
 
 
 def _contexts(text: Sequence[int]) -> list[Context]:
