@@ -12,10 +12,13 @@ drafting 6 tokens and waiting made 161.8/54.7 = 2.96 of the autoregressive speed
 each.
 
 The prediction is Corollary 16 of arXiv 2603.03251 (E/(1 + T_q) for the decoder that waits), with the hit rate and the
-tokens a cycle measured in the same run, read in two ways:
+tokens a cycle measured in the same run, read in three ways:
 
 - device: a pass takes what its device takes, as given. Speed is over one token a target pass of the device, and
   whatever the engine itself takes, in either process, counts as lost.
+- shrinking: the same for the batch as it was. The formula is about b sequences that all run; in a run of equally long
+  texts those that need fewer cycles end first, and the last ones run almost alone. So many sequences as ran in each
+  cycle are put into the formula, cycle by cycle. Speed is over the autoregressive decoder, as it is for a user.
 - engine: a pass takes what a cycle of autoregressive decoding was measured to take, and a draft step what a waiting
   cycle was measured to take more, over its steps: device and engine together. Speed is over the autoregressive decoder.
   (That of Speculative is then predicted from itself; it says nothing, and is left out.)
@@ -107,12 +110,14 @@ def contestants(options: argparse.Namespace, p: Any, q: Any, beside: Any, prompt
 def figures(outs: list[Any], method: Any) -> dict[str, Any]:
     """What a run says besides its time. A request's first cycle reads its prompt and writes one token."""
     stats, batch = outs[0].stats, len(outs)
-    cycles = sum(len(out.steps) - 1 for out in outs)
+    cycles = [len(out.steps) - 1 for out in outs]
+    hit = stats.hit_rate if stats.hits + stats.misses else 0.0
+    running = (sum(n > t for n in cycles) for t in range(max(cycles)))
     return {
         "tokens": stats.tokens, "block": getattr(method, "block", 0), "batch": batch,
-        "hit": stats.hit_rate if stats.hits + stats.misses else 0.0,
+        "hit": hit, "late": sum(1 - hit**b for b in running),
         "accepted": stats.acceptance if stats.drafted else 0.0,
-        "cycles": stats.cycles, "tokens_per_cycle": (stats.tokens - batch) / max(1, cycles),
+        "cycles": stats.cycles, "tokens_per_cycle": (stats.tokens - batch) / max(1, sum(cycles)),
         "score": stats.seconds.get("score", 0.0) / max(1, stats.cycles),
     }  # fmt: skip
 
@@ -128,7 +133,9 @@ def compare(rows: list[dict[str, Any]], batch: int, options: argparse.Namespace)
         f"{cycle['autoregressive'] * 1e3:.1f} ms a cycle, of which {rows[0]['score'] * 1e3:.1f} ms score"
     )
     print(f"{'':26} {'over AR':>7} {'/best SD':>8} {'tok/cyc':>7} {'hit':>5}", end="")
-    print(" | device: speed, predicted, share | engine: predicted, share" if device else "")
+    print(
+        " | device: speed, predicted, share | shrinking: predicted, share | engine: predicted, share" if device else ""
+    )
     for row in rows:
         row["speedup"] = row["tokens_per_second"] / base
         row["over_synchronous"] = row["tokens_per_second"] / synchronous
@@ -143,7 +150,9 @@ def compare(rows: list[dict[str, Any]], batch: int, options: argparse.Namespace)
             row["predicted_device"] = predicted(row, options.draft_ms / 1e3 / device)
             waiting = cycle.get(f"Speculative K={K}", 0.0) - cycle["autoregressive"]
             row["predicted_engine"] = predicted(row, waiting / max(1, K) / cycle["autoregressive"])
+            row["predicted_shrinking"] = shrinking(row, options.draft_ms / 1e3 / device)
             print(reading(row["device_speed"], row["predicted_device"], 7), end="")
+            print(reading(None, row["predicted_shrinking"], 0, row["speedup"]), end="")
             if row["name"].startswith("Saguaro"):
                 print(reading(None, row["predicted_engine"], 0, row["speedup"]), end="")
         print()
@@ -159,6 +168,19 @@ def predicted(row: dict[str, Any], step: float) -> float | None:
         backup = K * step if name.endswith("redraft") else 0.0
         return batch_speedup(row["hit"], E, E, prepare=(K + 1) * step, backup=backup, batch=row["batch"])
     return None
+
+
+def shrinking(row: dict[str, Any], step: float) -> float | None:
+    """As :func:`predicted`, for the sequences that ran in each cycle; a request's first cycle reads its prompt."""
+    K, cycles, late = int(row["block"]), row["cycles"] - 1, row["late"]
+    if not K:
+        return None
+    if row["name"].startswith("Speculative"):
+        passes = cycles * (1 + K * step)
+    else:
+        backup = K * step if row["name"].endswith("redraft") else 0.0
+        passes = (cycles - late) * max(1.0, (K + 1) * step) + late * (1 + backup)
+    return float(row["tokens"] / row["batch"] / (1 + passes))
 
 
 def reading(speed: float | None, prediction: float | None, width: int, against: float | None = None) -> str:

@@ -43,7 +43,7 @@ def told(seen: list[Seen], lanes: list[int]) -> list[list[Cycle]]:
     """What some cycles did in some lanes, lane by lane."""
 
     def columns(values: Iterable[Tensor]) -> Tensor:
-        return torch.stack([value[lanes] for value in values], 1)  # (lanes, cycles, …)
+        return torch.stack(list(values), 1)[lanes]  # (lanes, cycles, …)
 
     steps = [each.step for each in seen]
     log_w = columns(s.log_w for s in steps)

@@ -60,6 +60,7 @@ class ParticleEngine:
         index = torch.tensor(lanes)
         first = self.method.population.first if self.method.population else self.slots.N
         readings = self.slots.open(index, requests, self.passes.readers, first)
+        self.begin(lanes, requests)
         with self.stats.clock("prefill"):
             logits = self.passes.read(readings)
         self.stats.prompt_tokens += sum(len(request.prompt.tokens) for request in requests)
@@ -74,6 +75,9 @@ class ParticleEngine:
             if self.spec is None and (self.twist.checked[slots[0]] or not self.twist.masked[slots[0]]):
                 self.slots.block[lane] = 0  # nothing tells in advance which tokens are few enough to guess
         self._first.append((index, logits))
+
+    def begin(self, lanes: Sequence[int], requests: Sequence[Request]) -> None:
+        """Some lanes are about to read their prompts; nobody else has to hear of it."""
 
     def retire(self, lanes: Sequence[int]) -> None:
         """Free everything that some lanes hold."""

@@ -56,9 +56,8 @@ class RemoteEngine(ParticleEngine):
         if self.tuning.measures:
             self.judge = _Watched(self.judge, self._remote)
 
-    def prefill(self, lanes: Sequence[int], requests: Sequence[Request]) -> None:
-        """Read the prompts of new requests, here and there."""
-        super().prefill(lanes, requests)
+    def begin(self, lanes: Sequence[int], requests: Sequence[Request]) -> None:
+        """The draft reads prompts beside the target."""
         self._remote.open(lanes, requests)
 
     def retire(self, lanes: Sequence[int]) -> None:
