@@ -101,14 +101,19 @@ def _log_p(logits: Tensor, law: Tensor, name: str) -> Tensor:
 
 
 def _truncated(logits: Tensor, law: list[float], name: str) -> Tensor:
-    """Logits made log p in place."""
+    """Logits made log p; they are used up."""
     temperature, top_k, top_p = law
     if temperature == 0:
         check_numbers(logits.amax(-1), name)
-    for part in reference.parts(logits):
-        part.copy_(reference.log_law(part, temperature, None if math.isinf(top_k) else int(top_k), top_p))
-    check_numbers(logits[:, 0], name)
-    return logits
+    kept, parts = None if math.isinf(top_k) else int(top_k), reference.parts(logits)
+    if len(parts) == 1:
+        log_p = reference.log_law(logits, temperature, kept, top_p)
+    else:
+        log_p = logits
+        for part in parts:
+            part.copy_(reference.log_law(part, temperature, kept, top_p))
+    check_numbers(log_p[:, 0], name)
+    return log_p
 
 
 def proposal_law(logits: Tensor, draft: Draft, temperature: Tensor, mask: Tensor | None) -> Tensor:

@@ -104,21 +104,15 @@ class FusedLayer(nn.Module):
 
 
 class RMS:
-    """The root-mean-square norm of a module, in one kernel: x / √(mean x² + ε) · weight.
-
-    (x, −x) has mean 0 and variance mean x²: its layer norm, a single kernel of torch, starts with the norm wanted.
-    """
+    """The root-mean-square norm of a module: x / √(mean x² + ε) · weight."""
 
     def __init__(self, module: Any) -> None:
-        self.weight = torch.cat([module.weight, module.weight])
-        self.signs = module.weight.new_tensor([[1.0], [-1.0]])
-        self.width = len(module.weight)
+        self.weight = module.weight
         self.eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norm over the last dimension of x (…, width)."""
-        both = (x[..., None, :] * self.signs).flatten(-2)
-        return torch.layer_norm(both, (2 * self.width,), self.weight, None, self.eps)[..., : self.width]
+        return torch.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Logits(NamedTuple):
