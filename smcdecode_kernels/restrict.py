@@ -13,7 +13,7 @@ from smcdecode_kernels.reference import log_norm
 
 __all__ = ["restrict"]
 
-_FEW = 512  # bytes of a row's mask, at most, that have a bit for the row to be worked on token by token
+_FEW = 512  # a row is worked on token by token if fewer bytes of its mask have a bit
 
 
 def restrict(law: Tensor, words: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def restrict(law: Tensor, words: Tensor) -> Tensor:
     if law.device.type != "cpu":
         return log_norm(apply_bitmask(law, words))
     octets = np.ascontiguousarray(words.numpy()).astype("<i4", copy=False).view(np.uint8)  # (n, 4 W)
-    few = np.count_nonzero(octets, axis=1) <= _FEW
+    few = np.count_nonzero(octets, axis=1) < min(_FEW, -(-law.shape[1] // 8))  # a row that keeps all is as unmasked
     if not few.any():
         return log_norm(apply_bitmask(law, words))
     norm = np.empty(len(law))

@@ -35,6 +35,12 @@ def test_a_row_has_the_bits_that_it_has_alone():
     assert torch.equal(restrict(law, words), alone)
 
 
+@pytest.mark.parametrize("V", [5, 40, 5000])
+def test_a_row_that_keeps_all_has_the_bits_of_one_without_a_mask(V):
+    law, words = rows_of([1.0, 0.01, 1.0], V)
+    assert torch.equal(restrict(law.clone(), words)[::2], log_norm(law[::2]))
+
+
 @pytest.mark.parametrize("share", [0.01, 0.9])
 def test_what_is_no_number_shows(share):
     law, words = rows_of([share] * 4, 5000)
