@@ -57,7 +57,7 @@ class ChainEngine(ParticleEngine):
             path = self._descend(block, laws)
         first = writing[::N]
         winner = first + path.chain
-        room = slots.room(first)
+        room = torch.from_numpy(slots.left(first))
         at = torch.arange(len(first)) * N + path.chain  # the winner's row of the block
         count = torch.minimum(path.length, room)
         slots.log_p[winner] += laws.log_p(path, count)

@@ -57,7 +57,7 @@ class Checker:
 
     def _refusals(self, slots: Tensor, tokens: Tensor) -> list[str | None]:
         """For a next token of each of some slots, the first potential with ψ = 0 behind it, if any."""
-        complete = self.endings.of(slots, tokens) | (self.slots.room(slots) == 1)
+        complete = self.endings.of(slots, tokens) | torch.from_numpy(self.slots.left(slots) == 1)
         silent = self.endings.is_eos[tokens]
         nexts = [[] if eos else [token] for token, eos in zip(tokens.tolist(), silent.tolist(), strict=True)]
         return self.twist.refusals(slots.tolist(), nexts, complete.tolist())

@@ -120,7 +120,7 @@ class Drafter:
         A row stops at the text's end, at its cap, where its guesser knows nothing, and where the masks leave too little
         of its law: these are functions of what was written before, and so change no law.
         """
-        left, length = self.slots.room(slots), self.slots.block[self.slots.lane[slots]]
+        left, length = torch.from_numpy(self.slots.left(slots)), self.slots.block[self.slots.lane[slots]]
         K, room = int(length.max()), torch.minimum(left, length)
         self.passes.copy_pages(*self.slots.make_room(slots, self.slots.length[slots] + room))
         block = Block.empty(Company.of(self.slots, slots), K)

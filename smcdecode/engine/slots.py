@@ -159,12 +159,8 @@ class Slots:
         self.owed.masked_fill_(due, 0.0)
         return taken
 
-    def room(self, slots: Tensor) -> Tensor:
-        """Tokens each slot may still write before its cap: (n,) int64."""
-        return torch.from_numpy(self.left(slots))
-
     def left(self, slots: Numbers) -> NDArray[np.int64]:
-        """As :meth:`room`, in numpy."""
+        """Tokens each slot may still write before its cap: (n,)."""
         slots = np.asarray(slots)
         return np.asarray(self.cap.numpy()[self.lane.numpy()[slots]] - self.length.numpy()[slots])
 

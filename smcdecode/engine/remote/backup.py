@@ -37,7 +37,8 @@ def backed(kind: Backup, slots: Slots, which: Tensor, K: int, is_eos: Tensor) ->
         K: most tokens.
         is_eos: (V,) bool.
     """
-    u, most = slots.uniform(which[:, None], torch.arange(K), Stream.DRAFT), slots.room(which).clamp(max=K)
+    u = slots.uniform(which[:, None], torch.arange(K), Stream.DRAFT)
+    most = torch.from_numpy(slots.left(which)).clamp(max=K)
     block = _uniform(u, most, len(is_eos)) if kind == Backup.UNIFORM else _looked_up(slots, which, u, most, len(is_eos))
     ends = is_eos[block.tokens] & (torch.arange(K) < block.count[:, None])
     return dataclasses.replace(block, count=torch.where(ends.any(1), ends.int().argmax(1) + 1, block.count))
