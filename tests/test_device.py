@@ -34,7 +34,8 @@ CASES = {
     "strict": lambda p, q: (p**2, smc.SMC(smc.Draft(q, block=3, strictness=0.4), particles=4)),
     "truncated draft": lambda p, q: (p, smc.SMC(smc.Draft(q, strictness=0.4, top_k=4), particles=4)),
     "tuned": lambda p, q: (p, smc.SMC(smc.Draft(q, block="auto", strictness="auto"), particles="auto")),
-    "bridge": lambda p, q: (p**2, smc.SMC(smc.Local(), particles=4, bridge=3, resampling="ssp")),
+    # "ssp" would not do: among copies, whose weights tie, it goes by the last bit, and bits differ between devices
+    "bridge": lambda p, q: (p**2, smc.SMC(smc.Local(), particles=4, bridge=3, resampling="stratified")),
     "speculative": lambda p, q: (p, smc.Speculative(q)),
     "chains": lambda p, q: (p, smc.MultiDraft(q, chains=3)),
     "lookup": lambda p, q: (p, smc.SMC(smc.Draft(smc.PromptLookup(1), strictness=0.4), particles=2)),

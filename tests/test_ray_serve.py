@@ -32,6 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pyte
 LIMITS = Limits(lanes=16, queue=40, max_tokens=400, body=5000)
 ASK = {"model": "p", "prompt": "ab", "max_tokens": 12}
 NAMES = tuple("abcdefghijklmnop")
+LONG = 200  # tokens of a stream that is still written when the next thing is done, on a slow machine too
 
 
 def method(q):
@@ -110,7 +111,7 @@ def stream(client, prompt, seed, begun):
     text = ""
     try:
         for chunk in client.completions.create(
-            **{**ASK, "prompt": prompt, "max_tokens": 60}, seed=seed, stream=True, extra_body={"smc": {"particles": 1}}
+            **{**ASK, "prompt": prompt, "max_tokens": LONG}, seed=seed, stream=True, extra_body={"smc": {"particles": 1}}
         ):
             text += chunk.choices[0].text
             begun.add(prompt)
@@ -121,7 +122,7 @@ def stream(client, prompt, seed, begun):
 
 def expected(prompt, seed):
     chain = smc.SMC(smc.Draft(Q, block=3, strictness=0.3), particles=1)
-    return smc.sample(P, prompt, method=chain, max_tokens=60, seed=seed, progress=False).text
+    return smc.sample(P, prompt, method=chain, max_tokens=LONG, seed=seed, progress=False).text
 
 
 def wait(condition, seconds=60):
