@@ -110,9 +110,8 @@ def stream(client, prompt, seed, begun):
     """What a stream said, and how it ended."""
     text = ""
     try:
-        for chunk in client.completions.create(
-            **{**ASK, "prompt": prompt, "max_tokens": LONG}, seed=seed, stream=True, extra_body={"smc": {"particles": 1}}
-        ):
+        ask = {**ASK, "prompt": prompt, "max_tokens": LONG}
+        for chunk in client.completions.create(**ask, seed=seed, stream=True, extra_body={"smc": {"particles": 1}}):
             text += chunk.choices[0].text
             begun.add(prompt)
     except openai.APIError as error:
