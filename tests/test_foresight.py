@@ -1,6 +1,7 @@
 """Masks ahead of the slots: one for each distinct text, computed beside the model's passes, with their errors told."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from constraints import NoStutter
 from table import TableLM, random_table
 
 import smcdecode as smc
+from smcdecode.engine.drafting import Drafter
 
 TABLE = random_table(1, 4, floor=0.5)
 p, q = TableLM(TABLE, eos=[3], name="p"), TableLM(TABLE, eos=[3], name="q")
@@ -71,3 +73,16 @@ def test_an_error_on_the_thread_reaches_the_caller(method):
 
     with pytest.raises(smc.PotentialError, match="'broken' raised KeyError in mask"):
         smc.sample(p * Broken(), [0], method=method, max_tokens=9, seed=0)
+
+
+def test_the_thread_of_masks_runs_kernels_by_itself_and_no_other_does():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        worker = Drafter.__new__(Drafter).worker
+        assert worker.submit(torch.get_num_threads).result() == 1
+        with ThreadPoolExecutor(1) as another:
+            assert torch.get_num_threads() == another.submit(torch.get_num_threads).result() == 2
+        worker.shutdown()
+    finally:
+        torch.set_num_threads(before)

@@ -94,7 +94,7 @@ class Ahead(Drafter):
         return guess if self._hope[i] >= _HOPE else None
 
     def learn(self, block: Block, law: Tensor, row: Tensor) -> None:
-        """Remember the target's laws where it chose among few tokens, refused guesses and untold ones included."""
+        """Remember the target's laws where it chose among few tokens, be a guess kept, refused, or not made."""
         if not self._guesses:
             return
         i, k = torch.tensor(list(self._guesses)).T

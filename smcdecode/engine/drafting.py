@@ -1,6 +1,7 @@
 """The draft writes a block, one token a slot at a time, (2). Knows the proposal's law; not the target's."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,6 +35,12 @@ _FATES = torch.tensor([Stream.ACCEPT, Stream.REDRAW])
 def fates(slots: Slots, which: Tensor, K: int) -> Tensor:
     """The uniforms by which the drafted tokens of some slots (n,) are kept, and redrawn: (n, K, 2) float64."""
     return slots.uniform(which[:, None, None], torch.arange(K)[:, None], _FATES)
+
+
+def _by_itself() -> None:
+    """Run torch's kernels on the calling thread alone."""
+    torch.get_num_threads()  # from here on the thread has a number of its own
+    torch.set_num_threads(1)
 
 
 @dataclasses.dataclass
@@ -112,7 +119,19 @@ class Drafter:
     ) -> None:  # fmt: skip
         self.spec, self.guesser, self.slots, self.passes, self.twist = spec, guesser, slots, passes, twist
         self.endings, self.temperature = endings, temperature  # of the draft in some slots: (n,) int64 → (n,) float64
-        self.worker = ThreadPoolExecutor(1, "masks")  # its thread starts with the first mask
+
+    @functools.cached_property
+    def worker(self) -> ThreadPoolExecutor:
+        """The thread that masks are computed on, started with the first mask.
+
+        It must not start OpenMP threads of its own: where a process has more of them than the machine has cores, all of
+        them go to sleep between kernels, for good, and passes take twice as long.
+        """
+        threads = torch.get_num_threads()
+        worker = ThreadPoolExecutor(1, "masks", initializer=_by_itself)
+        worker.submit(torch.get_num_threads).result()
+        torch.set_num_threads(threads)  # of the threads that are still to come
+        return worker
 
     def write(self, slots: Tensor) -> Block:
         """Draft up to K tokens in each slot (n,).
