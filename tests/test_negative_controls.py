@@ -19,7 +19,7 @@ def forget_finished(monkeypatch):
     def forgetful(self, ancestors):
         before = self.finished.clone()
         select(self, ancestors)
-        self.finished = before | self.dead | (self.room(torch.arange(len(before))) == 0)
+        self.finished = before | self.dead | torch.from_numpy(self.left(torch.arange(len(before))) == 0)
 
     monkeypatch.setattr(Slots, "select", forgetful)
 
