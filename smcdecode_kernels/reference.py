@@ -27,6 +27,7 @@ __all__ = [
     "log_",
     "log_law",
     "log_norm",
+    "log_softmax_",
     "pack_bits",
     "parts",
     "together",
@@ -254,6 +255,11 @@ def log_law(logits: Tensor, temperature: float, top_k: int | None, top_p: float 
     if top_p is not None and top_p < 1:
         log_p = _from(log_p, _nucleus(log_p, top_p))
     return log_p
+
+
+def log_softmax_(x: Tensor) -> Tensor:
+    """Rows of floating-point numbers (n, V) less the log of their sum of exponentials, in place."""
+    return torch._log_softmax(x, -1, False, out=x) if x.device.type == "cpu" else x.copy_(torch.log_softmax(x, -1))
 
 
 def _from(log_p: Tensor, threshold: Tensor) -> Tensor:

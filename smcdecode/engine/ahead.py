@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from smcdecode.engine.drafting import Block, Drafter, Going
+from smcdecode.engine.foresight import AtOnce
 from smcdecode_kernels import reference
 
 __all__ = ["FEW", "Ahead", "Guess", "Habits", "few_allowed"]
@@ -48,6 +49,7 @@ class Ahead(Drafter):
 
     def __init__(self, plain: Drafter) -> None:
         super().__init__(None, None, plain.slots, plain.passes, plain.twist, plain.endings, plain.temperature)
+        self.worker = AtOnce()  # a guess needs its mask, and no pass comes between
         self.habits = [Habits(())] * self.slots.lanes
         self._guesses: dict[tuple[int, int], Guess] = {}  # of the last block, by row and place
         self._hope: list[float] = []  # of each row

@@ -1,14 +1,14 @@
 """What a pass attends to, and how attention is asked for. Knows page numbers and shapes; no kernel, no particle."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from smcdecode.engine.cache import KVStore
 
-__all__ = ["Attention", "Batch", "Frame", "Rule", "View"]
+__all__ = ["Attention", "Batch", "Frame", "Padded", "Rule", "View"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,18 @@ class View(Protocol):
             window: a query at position p sees positions above p − window only; None for all.
             softcap: scores s become softcap · tanh(s / softcap); None for no cap.
         """
+
+
+class Padded:
+    """A view of a pass that carries ``more`` rows behind its own: they store nothing, see nothing and mean nothing."""
+
+    def __init__(self, view: View, more: int) -> None:
+        self.view, self.more, self.groups = view, more, view.groups
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **rule: Any) -> Tensor:
+        """See :class:`View`."""
+        out = self.view.attend(layer, *(x[: -self.more] for x in (query, key, value)), **rule)
+        return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, self.more))
 
 
 class Attention(Protocol):

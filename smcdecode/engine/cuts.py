@@ -62,6 +62,14 @@ class Rows:
         """Cut a pass whose rows belong to ``groups`` (T,)."""
         self.total, self.parts = len(groups), row_parts(groups)
 
+    def grow(self) -> int:
+        """Rows to be added to the pass itself, so that none of its layers has to add them to the only call it makes."""
+        if self.parts is None or len(self.parts) > 1:
+            return 0
+        more = len(self.parts[0]) - self.total
+        self.total, self.parts = self.total + more, None
+        return more
+
 
 @dataclass(frozen=True)
 class Cuts:
@@ -70,7 +78,8 @@ class Cuts:
     body: Rows
     head: Rows
 
-    def set(self, groups: Tensor, wanted: Tensor) -> None:
-        """Cut a pass over rows of ``groups`` (T,), with logits at ``wanted`` (R,)."""
+    def set(self, groups: Tensor, wanted: Tensor) -> int:
+        """Cut a pass over rows of ``groups`` (T,), with logits at ``wanted`` (R,); how many rows to add behind them."""
         self.body.set(groups)
         self.head.set(groups[wanted])
+        return self.body.grow()

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -121,7 +121,7 @@ class Drafter:
         self.endings, self.temperature = endings, temperature  # of the draft in some slots: (n,) int64 → (n,) float64
 
     @functools.cached_property
-    def worker(self) -> ThreadPoolExecutor:
+    def worker(self) -> Executor:
         """The thread that masks are computed on, started with the first mask.
 
         It must not start OpenMP threads of its own: where a process has more of them than the machine has cores, all of

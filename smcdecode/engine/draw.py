@@ -103,6 +103,10 @@ def _log_p(logits: Tensor, law: Tensor, name: str) -> Tensor:
 def _truncated(logits: Tensor, law: list[float], name: str) -> Tensor:
     """Logits made log p; they are used up."""
     temperature, top_k, top_p = law
+    if law == [1.0, math.inf, 1.0]:
+        log_p = reference.log_softmax_(logits)
+        check_numbers(log_p[:, 0], name)
+        return log_p
     if temperature == 0:
         check_numbers(logits.amax(-1), name)
     kept, parts = None if math.isinf(top_k) else int(top_k), reference.parts(logits)

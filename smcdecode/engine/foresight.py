@@ -1,14 +1,25 @@
 """Masks of the next position, computed on a thread while a model runs. Knows potential states; no model, no law."""
 
-from collections.abc import Hashable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any
 
 from torch import Tensor
 
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.twist import Twist
 
-__all__ = ["Foresight"]
+__all__ = ["AtOnce", "Foresight"]
+
+
+class AtOnce(Executor):
+    """Does what it is given on the thread that gives it: for masks that are waited for, and no model runs meanwhile."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The result; an error is raised here."""
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
 
 
 class Foresight:
@@ -18,12 +29,12 @@ class Foresight:
     runs. One thread does everything in order, and nobody else asks the potentials anything until its results are taken.
 
     Args:
-        worker: one thread, which lets the model's kernels run beside it wherever it leaves Python.
+        worker: does one thing after the other; a thread lets the model's kernels run beside it where it leaves Python.
         slots: (n,) int64.
         ahead: whether :meth:`step` will be called, so that the slots' own states must be left as they are.
     """
 
-    def __init__(self, worker: ThreadPoolExecutor, twist: Twist, all_slots: Slots, slots: Tensor, ahead: bool) -> None:
+    def __init__(self, worker: Executor, twist: Twist, all_slots: Slots, slots: Tensor, ahead: bool) -> None:
         here = slots.tolist()
         self.worker, self.twist = worker, twist
         self.states = twist.fork(here) if ahead else [twist.states[slot] for slot in here]

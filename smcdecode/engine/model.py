@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from smcdecode.declare.target import Algebra, Target
-from smcdecode.engine.attention import Attention, Batch, Frame, View
+from smcdecode.engine.attention import Attention, Batch, Frame, Padded, View
 from smcdecode.engine.cache import KVStore, Layout
 from smcdecode.engine.cascade import TorchAttention
 from smcdecode.engine.compiled import Compiled
@@ -152,8 +152,10 @@ class LanguageModel(Algebra):
     def _logits(
         self, forward: Callable[..., Any], tokens: Tensor, positions: Tensor, view: View, rows: Tensor
     ) -> Tensor:
-        if self._cuts is not None:
-            self._cuts.set(view.groups, rows)
+        more = 0 if self._cuts is None else self._cuts.set(view.groups, rows)
+        if more:
+            tokens, positions = (torch.cat([x, x[-1:].expand(more)]) for x in (tokens, positions))
+            view = Padded(view, more)
         logits: Tensor = forward(
             input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows, view=view
         ).logits

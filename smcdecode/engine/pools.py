@@ -17,7 +17,7 @@ from smcdecode.engine.dense import LENGTH_STEP, additive, attention
 __all__ = ["Entry", "Numbers", "Pool", "Row", "alike", "fits", "rows_of", "slots_of"]
 
 COPY_BYTES = 1 << 18  # a prompt of at most so many bytes a layer may be gathered together with its rows' own pages
-WASTED_SCORES = 6000  # and queries · own keys of its group may be at most this
+WASTED_SCORES = 12000  # and queries · own keys of its group may be at most this
 LONG_QUERY = 32  # new rows from this length on are attended one by one, without padding
 
 
