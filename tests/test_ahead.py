@@ -74,6 +74,16 @@ def test_passes_are_saved():
     assert passes[0] < 0.8 * passes[1]
 
 
+def test_a_short_prompt_is_read_along_with_the_first_guesses():
+    short, long = smc.sample(
+        p * NoStutter(), [list(PROMPT), [0] * 300], method=GUESSING, max_tokens=CAP, seed=1, progress=False
+    )
+    assert "prefill" in long.stats.seconds
+    assert "prefill" not in alone(GUESSING, 0).stats.seconds
+    assert alone(GUESSING, 0).stats.prompt_tokens_read == len(PROMPT)
+    assert len(short.tokens) == N
+
+
 def test_texts_stay_their_own():
     """A request's answer is the same whatever else is in the batch: what is learnt is its own."""
     company = runs_of(p * NoStutter(), GUESSING, runs=20)[0]

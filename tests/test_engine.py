@@ -234,14 +234,15 @@ class MaskBomb(Bomb, NoStutter):
         return NoStutter.mask(self, states)
 
 
+@pytest.mark.parametrize("proposal", [smc.Draft(Q, block=3, strictness=0.3), smc.Local(ahead=3)])
 @pytest.mark.parametrize("bomb", [Bomb, MaskBomb])
 @pytest.mark.parametrize(
     ("error", "seen"), [(ValueError("boom"), PotentialError), (KeyboardInterrupt(), KeyboardInterrupt)]
 )
 @pytest.mark.parametrize("page_size", [1, 3])
-def test_an_error_in_a_potential_leaves_no_page_behind(bomb, error, seen, page_size):
+def test_an_error_in_a_potential_leaves_no_page_behind(proposal, bomb, error, seen, page_size):
     target = P * bomb(error, 6)
-    method = smc.SMC(smc.Draft(Q, block=3, strictness=0.3), particles=4, threshold=1.0)
+    method = smc.SMC(proposal, particles=4, threshold=1.0)
     scheduler = scheduler_of(target, method, LONG, max_tokens=12, page_size=page_size)
     with pytest.raises(seen):
         list(scheduler.run())
@@ -305,12 +306,19 @@ def test_uneven_prompts_share_no_page():
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_keys_and_values_follow_their_text_where_particles_of_unlike_length_take_over_from_each_other(page_size):
+@pytest.mark.parametrize(("guessed", "length"), [(False, 3), (True, 3), (True, 70)])
+def test_keys_and_values_follow_their_text_where_particles_of_unlike_length_take_over_from_each_other(
+    guessed, length, page_size
+):
+    """The draft's tokens or guessed ones; these with a prompt that is read along, of one piece and of two."""
     (module, p), (_, q) = (lm("llama", vocab=11, seed=seed, spread=0.5, ends=False) for seed in (0, 1))
-    prompt = (3, 4, 5)
+    prompt = (3, 4, 5) * length
+    prompt = prompt[:length]
     law = law_of(module, prompt)
-    method = smc.SMC(smc.Draft(q, block=3, strictness=0.5), particles=4, threshold=1.0)
+    proposal = smc.Local(ahead=3) if guessed else smc.Draft(q, block=3, strictness=0.5)
+    method = smc.SMC(proposal, particles=4, threshold=1.0)
+    target = p * NoStutter(least=0) if guessed else p.as_target()
     for seed in range(3):
-        [outcome] = outcomes_of(p, method, [prompt], max_tokens=16, seed=seed, page_size=page_size)
+        [outcome] = outcomes_of(target, method, [prompt], max_tokens=16, seed=seed, page_size=page_size)
         exact = [sum(law(tuple(x[:i]))[token] for i, token in enumerate(x)) for x in outcome.tokens]
         torch.testing.assert_close(outcome.log_p, torch.tensor(exact), rtol=1e-4, atol=1e-4)

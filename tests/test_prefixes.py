@@ -152,6 +152,7 @@ def methods(q):
     return (
         smc.SMC(smc.Draft(q, block=3, strictness=0.3), particles=4, threshold=0.9),
         smc.SMC(smc.Local(), particles=3),
+        smc.SMC(smc.Local(ahead=4), particles=3),
         smc.Speculative(q, block=3),
         smc.MultiDraft(q, block=2, chains=3, coupling="recursive"),
         smc.Autoregressive(2),
@@ -203,7 +204,7 @@ def alone(p, q, request, page_size):
 )
 def test_answers_are_the_same_bit_by_bit_with_shared_pages_and_without(family, page_size, pages):
     p, q = load(family, 0), load("qwen2", 1)
-    every = stream(p, q, 24)
+    every = stream(p, q, 28)
     here, outcomes, coming, cancelled = scheduler(p, q, pages=pages, page_size=page_size), {}, list(every), set()
     here.add(coming.pop())
     rng = np.random.default_rng(1)
@@ -223,6 +224,27 @@ def test_answers_are_the_same_bit_by_bit_with_shared_pages_and_without(family, p
     for request in every:
         if request.index in outcomes:
             assert told(outcomes[request.index]) == alone(p, q, request, page_size), request
+
+
+class Barrier(NoStutter):
+    """Raises when it is asked for a mask: after prompts have got their pages, before they are read."""
+
+    def mask(self, states):
+        raise ValueError("barred")
+
+
+def test_prompts_that_an_error_left_unread_are_read_by_those_that_come_after():
+    p, q = load("llama", 0), load("qwen2", 1)
+    prompt, method = Prompt(tuple(range(2, 30)) * 4), smc.SMC(smc.Local(ahead=4), particles=3)
+    barred, free = (Request(i, prompt, p * psi, method, 3, CAP) for i, psi in enumerate([Barrier(), NoStutter()]))
+    here = scheduler(p, q)
+    here.add(barred)
+    with pytest.raises(smc.PotentialError, match="barred"):
+        list(here.run())
+    assert_empty(here)
+    here.add(free)
+    [outcome] = [outcome for done in here.run() for outcome in done]
+    assert told(outcome) == alone(p, q, free, 1)
 
 
 def test_taking_another_prompts_pages_for_ones_own_would_be_noticed(monkeypatch):
@@ -257,10 +279,10 @@ def test_prompts_that_share_pages_run_together_where_their_sum_would_not_fit():
 
 def test_what_is_kept_makes_no_request_wait():
     p, q = load("llama", 0), load("qwen2", 1)
-    pages = 128 + CAP
+    pages = 129 + CAP
     here = scheduler(p, q, lanes=4, pages=pages)
     for i in range(3):
-        here.add(Request(i, Prompt((i + 2,) * 128), p.as_target(), smc.Autoregressive(1), i, CAP))
+        here.add(Request(i, Prompt((i + 2,) * 129), p.as_target(), smc.Autoregressive(1), i, CAP))
         list(here.run())
         assert here.stores.prefixes.idle == 128
         assert here.stores.pool.free == pages

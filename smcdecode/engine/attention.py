@@ -8,7 +8,7 @@ from torch import Tensor
 
 from smcdecode.engine.cache import KVStore
 
-__all__ = ["Attention", "Batch", "Frame", "Padded", "Rule", "View"]
+__all__ = ["Attention", "Batch", "Feed", "Frame", "Padded", "Rule", "View"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Batch:
         group: (B,) int64, nondecreasing; the group whose prompt precedes the suffix.
         prefix_pages: per group, the (n,) int64 pages of the shared prompt.
         prefix_len: per group, tokens in the shared prompt; 0 for none.
+        kin: (B,) int64, rows of one number may be computed together, so that how many they are may decide how their
+            results are rounded; None for those of a group.
     """
 
     q_len: Tensor
@@ -30,6 +32,41 @@ class Batch:
     group: Tensor
     prefix_pages: tuple[Tensor, ...]
     prefix_len: tuple[int, ...]
+    kin: Tensor | None = None
+
+    @property
+    def kin_of_tokens(self) -> Tensor:
+        """That of each packed token: (T,) int64."""
+        return (self.group if self.kin is None else self.kin).repeat_interleave(self.q_len)
+
+    def beside(self, other: "Batch") -> "Batch":
+        """One pass over the rows of this batch and, behind them, those of another; both say who is kin."""
+        assert self.kin is not None and other.kin is not None
+        both, most = (self, other), max(self.own_pages.shape[1], other.own_pages.shape[1])
+        return Batch(
+            q_len=torch.cat([x.q_len for x in both]),
+            own_pages=torch.cat([torch.nn.functional.pad(x.own_pages, (0, most - x.own_pages.shape[1])) for x in both]),
+            own_len=torch.cat([x.own_len for x in both]),
+            group=torch.cat([self.group, other.group + len(self.prefix_len)]),
+            prefix_pages=self.prefix_pages + other.prefix_pages,
+            prefix_len=self.prefix_len + other.prefix_len,
+            kin=torch.cat([self.kin, other.kin]),
+        )
+
+
+class Feed(NamedTuple):
+    """What a pass reads: packed tokens (T,), their positions (T,), what they attend to, and the rows wanted of it."""
+
+    tokens: Tensor
+    positions: Tensor
+    batch: Batch
+    rows: Tensor
+
+    def before(self, other: "Feed") -> "Feed":
+        """One pass that reads this and, behind it, what another would."""
+        tokens, positions = torch.cat([self.tokens, other.tokens]), torch.cat([self.positions, other.positions])
+        rows = torch.cat([self.rows, len(self.tokens) + other.rows])
+        return Feed(tokens, positions, self.batch.beside(other.batch), rows)
 
 
 @dataclass(frozen=True)
@@ -60,10 +97,10 @@ class View(Protocol):
     """One pass's way into keys and values. Planned once, then called once a layer.
 
     Attributes:
-        groups: (T,) int64, the group of each packed token.
+        kin: (T,) int64, see :class:`Batch`, of each packed token.
     """
 
-    groups: Tensor
+    kin: Tensor
 
     def attend(
         self,
@@ -93,7 +130,7 @@ class Padded:
     """A view of a pass that carries ``more`` rows behind its own: they store nothing, see nothing and mean nothing."""
 
     def __init__(self, view: View, more: int) -> None:
-        self.view, self.more, self.groups = view, more, view.groups
+        self.view, self.more, self.kin = view, more, view.kin
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **rule: Any) -> Tensor:
         """See :class:`View`."""

@@ -43,7 +43,7 @@ class TorchView:
     def __init__(self, batch: Batch, store: KVStore) -> None:
         self.store = store
         rows = rows_of(batch, store.page_size)
-        self.groups = batch.group.repeat_interleave(batch.q_len)  # (T,)
+        self.kin = batch.kin_of_tokens
         device = store.layout.device
         self.new = torch.from_numpy(np.concatenate([row.slots[row.own_len - row.q_len :] for row in rows])).to(device)
         prompts = [slots_of(p, store.page_size)[:n] for p, n in zip(batch.prefix_pages, batch.prefix_len, strict=True)]
@@ -59,7 +59,7 @@ class TorchView:
             if len(whole.prompt):
                 self.shared.append(_Shared(whole, device))
         self.pools = [Pool(pool, device) for pool in alike(entries, store.layout.dtype)]
-        self.whole = len(self.pools) == 1 and self.pools[0].covers(len(self.groups))
+        self.whole = len(self.pools) == 1 and self.pools[0].covers(len(self.kin))
 
     def attend(
         self,

@@ -5,27 +5,17 @@ What a pass attends to is mostly the same for every pass of a block: it is looke
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smcdecode.engine.attention import Batch
+from smcdecode.engine.attention import Batch, Feed
 from smcdecode.engine.pages import Numbers
 from smcdecode.engine.slots import Slots
 
-__all__ = ["Company", "Feed"]
-
-
-class Feed(NamedTuple):
-    """What a pass reads: packed tokens (T,), their positions (T,), what they attend to, and the rows wanted of it."""
-
-    tokens: Tensor
-    positions: Tensor
-    batch: Batch
-    rows: Tensor
+__all__ = ["Company"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +24,7 @@ class Company:
 
     Attributes:
         slots: (n,) int64.
+        lane: (n,) int64, of each.
         length: (n,) int64, own tokens of each.
         before: (n,) int64, tokens of the prompt before them: own token j stands at position ``before + j``.
         pages: (n, M) int64, the pages of each.
@@ -43,6 +34,7 @@ class Company:
     """
 
     slots: Tensor
+    lane: Tensor
     length: Tensor
     before: Tensor
     pages: Tensor
@@ -59,8 +51,9 @@ class Company:
         prefix_len = every.prefix_len.numpy()
         most = int(every.table.used.numpy()[at].max(initial=0))
         return cls(
-            slots, torch.from_numpy(every.length.numpy()[at]), torch.from_numpy(prefix_len[lane]),
-            torch.from_numpy(every.table.rows.numpy()[at, :most]), torch.from_numpy(group),
+            slots, torch.from_numpy(lane), torch.from_numpy(every.length.numpy()[at]),
+            torch.from_numpy(prefix_len[lane]), torch.from_numpy(every.table.rows.numpy()[at, :most]),
+            torch.from_numpy(group),
             tuple(every.prefix[g] for g in here.tolist()), tuple(prefix_len[here].tolist()),
         )  # fmt: skip
 
@@ -69,13 +62,13 @@ class Company:
         groups, group = _grouped(self.group.numpy()[rows.numpy()])
         here = groups.tolist()
         return Company(
-            self.slots[rows], self.length[rows], self.before[rows], self.pages[rows], torch.from_numpy(group),
-            tuple(self.prefix_pages[g] for g in here), tuple(self.prefix_len[g] for g in here),
+            self.slots[rows], self.lane[rows], self.length[rows], self.before[rows], self.pages[rows],
+            torch.from_numpy(group), tuple(self.prefix_pages[g] for g in here), tuple(self.prefix_len[g] for g in here),
         )  # fmt: skip
 
     def batch(self, q_len: Tensor, own_len: Tensor) -> Batch:
         """What a pass over the last ``q_len`` (n,) of the first ``own_len`` (n,) own tokens attends to."""
-        return Batch(q_len, self.pages, own_len, self.group, self.prefix_pages, self.prefix_len)
+        return Batch(q_len, self.pages, own_len, self.group, self.prefix_pages, self.prefix_len, self.lane)
 
     def unread(self, tokens: Tensor, lag: Numbers) -> Feed:
         """A pass over the last ``lag`` (n,) of the own tokens, rows of ``tokens`` (S, T): the last row of each."""

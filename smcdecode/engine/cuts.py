@@ -10,24 +10,24 @@ __all__ = ["NARROW", "Cuts", "Rows", "row_parts"]
 NARROW, WIDE, WIDE_LEAST = 32, 64, 40  # oneDNN's bfloat16 kernels sum alike for 2 … 32 rows, and for 37 … 64
 
 
-def row_parts(groups: Tensor) -> tuple[Tensor, ...] | None:
-    """How to cut a pass into kernel calls so that each row's bits follow from its own group's rows alone.
+def row_parts(kin: Tensor) -> tuple[Tensor, ...] | None:
+    """How to cut a pass into kernel calls so that each row's bits follow from its own kin alone.
 
-    Groups of up to 32 rows are served together by calls of up to 32 rows, groups of 33 to 64 together by calls of
-    40 to 64, larger ones by themselves: within those bounds oneDNN adds the products of a row in one order.
+    Kin of up to 32 rows are served together by calls of up to 32 rows, kin of 33 to 64 together by calls of 40 to 64,
+    more by themselves: within those bounds oneDNN adds the products of a row in one order.
 
     Args:
-        groups: (T,) int64, nondecreasing group of each row.
+        kin: (T,) int64, rows of one number belong together.
 
     Returns:
         Packed indices of each call, padded by repetition; None for one call of all rows as they are.
     """
-    total = len(groups)
+    total = len(kin)
     if total <= NARROW:
         return None
-    _, counts = torch.unique_consecutive(groups, return_counts=True)
-    size = counts.repeat_interleave(counts)  # (T,) rows of each row's group
-    rows = torch.arange(total)
+    rows = kin.argsort(stable=True)
+    _, counts = torch.unique_consecutive(kin[rows], return_counts=True)
+    size = counts.repeat_interleave(counts)  # (T,) how many each row's kin are
     parts = [
         *_chunks(rows[size <= NARROW], NARROW, 1),
         *_chunks(rows[(size > NARROW) & (size <= WIDE)], WIDE, WIDE_LEAST),
@@ -58,9 +58,9 @@ class Rows:
         self.parts: tuple[Tensor, ...] | None = None
         self.alone: dict[tuple[tuple[int, ...], torch.dtype, bool], bool] = {}
 
-    def set(self, groups: Tensor) -> None:
-        """Cut a pass whose rows belong to ``groups`` (T,)."""
-        self.total, self.parts = len(groups), row_parts(groups)
+    def set(self, kin: Tensor) -> None:
+        """Cut a pass whose rows belong to ``kin`` (T,)."""
+        self.total, self.parts = len(kin), row_parts(kin)
 
     def grow(self) -> int:
         """Rows to be added to the pass itself, so that none of its layers has to add them to the only call it makes."""
@@ -78,8 +78,8 @@ class Cuts:
     body: Rows
     head: Rows
 
-    def set(self, groups: Tensor, wanted: Tensor) -> int:
-        """Cut a pass over rows of ``groups`` (T,), with logits at ``wanted`` (R,); how many rows to add behind them."""
-        self.body.set(groups)
-        self.head.set(groups[wanted])
+    def set(self, kin: Tensor, wanted: Tensor) -> int:
+        """Cut a pass over rows of ``kin`` (T,), with logits at ``wanted`` (R,); how many rows to add behind them."""
+        self.body.set(kin)
+        self.head.set(kin[wanted])
         return self.body.grow()

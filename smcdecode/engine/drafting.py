@@ -17,7 +17,7 @@ from smcdecode.engine.endings import Endings
 from smcdecode.engine.foresight import Foresight
 from smcdecode.engine.guessing import Guesser
 from smcdecode.engine.passes import Passes
-from smcdecode.engine.slots import Slots
+from smcdecode.engine.slots import Reading, Slots
 from smcdecode.engine.twist import Twist
 
 __all__ = ["Block", "Drafter", "Going", "Stream", "fates"]
@@ -56,6 +56,7 @@ class Block:
     columns: Tensor | None  # (n, K, C) int64, what token each column of the laws is, −1 none; None: token c is column c
     masks: list[Future[Tensor]]  # per position, bonus included: packed (n, ⌈V/32⌉) int32; empty if no slot is masked
     fates: Tensor | None = None  # see :func:`fates`, where there was time to make them
+    prompts: Reading | None = None  # those of slots without a token, read in the pass that judges the block
 
     @classmethod
     def empty(cls, company: Company, K: int) -> "Block":

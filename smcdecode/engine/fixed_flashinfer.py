@@ -109,7 +109,7 @@ class FixedFlashInferView:
 
     def __init__(self, frame: Frame, store: KVStore, way: FixedFlashInfer) -> None:
         self.store, self.frame, self.way, self.new = store, frame, way, new_slots(frame)
-        self.groups = torch.zeros_like(self.new)
+        self.kin = torch.zeros_like(self.new)
         self.shape = way.fill(frame)
 
     def attend(

@@ -26,7 +26,7 @@ class FixedView:
 
     def __init__(self, frame: Frame, store: KVStore) -> None:
         self.store, self.frame, self.new = store, frame, new_slots(frame)
-        self.groups = torch.zeros_like(self.new)
+        self.kin = torch.zeros_like(self.new)
         offset = torch.arange(store.page_size, device=self.new.device)
         self.slots = (frame.pages.long()[..., None] * store.page_size + offset).flatten()  # (S · L,)
         self._masks: dict[int | None, Tensor] = {}

@@ -64,7 +64,7 @@ class FlashInferView:
 
     def __init__(self, batch: Batch, store: KVStore, flashinfer: FlashInfer) -> None:
         self.store, self._batch, self._flashinfer = store, batch, flashinfer
-        self.groups = batch.group.repeat_interleave(batch.q_len)  # (T,)
+        self.kin = batch.kin_of_tokens
         size = store.page_size
         self._new = new_slots(batch, size).to(flashinfer.device)
         self._whole = whole_lists(batch, size)
@@ -72,7 +72,7 @@ class FlashInferView:
         if self._whole is None or self._long:
             self._own = own_lists(batch, size)
             self._prompts, tokens = prompt_lists(batch, size)
-            self._tokens = None if len(tokens) == len(self.groups) else tokens.to(flashinfer.device)
+            self._tokens = None if len(tokens) == len(self.kin) else tokens.to(flashinfer.device)
         self._seen: dict[int, Tensor | None] = {}
 
     def attend(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from smcdecode.engine.drafting import Block, fates
 from smcdecode.engine.draw import Slant, draw, local_law
+from smcdecode.engine.feeding import scoring
 from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.stats import Stats
@@ -67,25 +68,16 @@ class Judge:
         return verdict
 
     def score(self, block: Block, slant: Slant) -> tuple[Tensor, Tensor, Tensor]:
-        """One target pass over each slot's last token and its block, (3).
+        """One target pass over each slot's last token and its block, (3), and over prompts that are unread.
 
         Returns:
             law (R, V) log p^α m; log_z (R,); and (n, K+1) which of the R rows scores position k, −1 for none.
         """
-        company = block.company
-        count, start = block.count.numpy(), company.length.numpy() - 1
-        fed = count + ~block.ended.numpy()
-        width = np.arange(block.tokens.shape[1] + 1)
-        packed = width < fed[:, None]
-        row = np.where(packed, packed.cumsum().reshape(packed.shape) - 1, -1)
-        tokens = np.concatenate([self.slots.last(company.slots).numpy()[:, None], block.tokens.numpy()], 1)[packed]
-        positions = ((company.before.numpy() + start)[:, None] + width)[packed]
-        batch = company.batch(torch.from_numpy(fed), torch.from_numpy(start + fed))
-        rows = torch.arange(len(tokens))
-        logits = self.passes.target(torch.from_numpy(tokens), torch.from_numpy(positions), batch, rows)
+        feed, row, i, k = scoring(block, self.slots)
+        logits = self.passes.target(*feed)
         masks = [mask.result() for mask in block.masks]
-        mask = torch.stack(masks, 1)[torch.from_numpy(packed[:, : len(masks)])] if masks else None
-        owner = torch.from_numpy(packed.nonzero()[0])
+        owner = torch.from_numpy(i)
+        mask = torch.stack(masks, 1)[owner, torch.from_numpy(k)] if masks else None
         law, log_z = local_law(logits, slant[owner], mask, self.passes.p.name)
         return law, log_z, torch.from_numpy(row)
 

@@ -152,7 +152,7 @@ class LanguageModel(Algebra):
     def _logits(
         self, forward: Callable[..., Any], tokens: Tensor, positions: Tensor, view: View, rows: Tensor
     ) -> Tensor:
-        more = 0 if self._cuts is None else self._cuts.set(view.groups, rows)
+        more = 0 if self._cuts is None else self._cuts.set(view.kin, rows)
         if more:
             tokens, positions = (torch.cat([x, x[-1:].expand(more)]) for x in (tokens, positions))
             view = Padded(view, more)

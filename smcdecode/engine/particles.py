@@ -24,6 +24,7 @@ from smcdecode.engine.slots import Slots
 from smcdecode.engine.stats import Stats
 from smcdecode.engine.tuning import Tuner
 from smcdecode.engine.twist import Death, Twist
+from smcdecode.engine.unread import Unread
 
 __all__ = ["ParticleEngine"]
 
@@ -52,19 +53,26 @@ class ParticleEngine:
         self.bonus_law = rows  # those that slots.next_row points into
         self.deaths: list[list[Death]] = [[] for _ in range(lanes)]
         self._first: list[tuple[Tensor, Tensor]] = []  # lanes just read, and the target's logits behind their prompts
+        self._unread = Unread(self.passes)
 
     # ---- lanes
 
     def prefill(self, lanes: Sequence[int], requests: Sequence[Request]) -> None:
-        """Read the prompts of new requests, once each for target and draft, as far as nobody has read them before."""
+        """Read the prompts of new requests, once each for target and draft, as far as nobody has read them before.
+
+        Where tokens are guessed ahead their endings wait for the next pass, which reads them along with the guesses.
+        """
         index = torch.tensor(lanes)
         first = self.method.population.first if self.method.population else self.slots.N
         readings = self.slots.open(index, requests, self.passes.readers, first)
         self.begin(lanes, requests)
-        with self.stats.clock("prefill"):
-            logits = self.passes.read(readings)
+        if isinstance(self.drafter, Ahead):
+            self._unread.add(*readings)
+        else:
+            with self.stats.clock("prefill"):
+                self._first.append((index, self.passes.read(readings)))
         self.stats.prompt_tokens += sum(len(request.prompt.tokens) for request in requests)
-        self.stats.prompt_tokens_read += len(readings[0].tokens)
+        self.stats.prompt_tokens_read += len(readings[0].feed.tokens)
         self.tuner.open(index)
         for lane, request in zip(lanes, requests, strict=True):
             self.deaths[lane] = []
@@ -74,7 +82,6 @@ class ParticleEngine:
             self.drafter.begin(lane, request.prompt.tokens)
             if self.spec is None and (self.twist.checked[slots[0]] or not self.twist.masked[slots[0]]):
                 self.slots.block[lane] = 0  # nothing tells in advance which tokens are few enough to guess
-        self._first.append((index, logits))
 
     def begin(self, lanes: Sequence[int], requests: Sequence[Request]) -> None:
         """Some lanes are about to read their prompts; nobody else has to hear of it."""
@@ -113,8 +120,11 @@ class ParticleEngine:
 
     @property
     def writing(self) -> Tensor:
-        """The slots that write on, (n,) int64."""
-        return torch.from_numpy(np.flatnonzero(~self.slots.finished.numpy() & (self.slots.length.numpy() > 0)))
+        """The slots that write on, (n,) int64: they have a last token, or their prompt is read with what they write."""
+        begun = self.slots.length.numpy() > 0
+        if self._unread:
+            begun |= np.isin(self.slots.lane.numpy(), self._unread.lanes.numpy())
+        return torch.from_numpy(np.flatnonzero(~self.slots.finished.numpy() & begun))
 
     def _write_block(self, writing: Tensor, increments: Tensor, offset: int) -> Tensor:
         """One block in every slot of ``writing``; returns the laws of the bonus tokens, rows ``offset`` on."""
@@ -123,6 +133,7 @@ class ParticleEngine:
             self._show(writing[self.twist.masked[writing]])
         with self.stats.clock("draft"):
             block = self.drafter.write(writing)
+        block.prompts = self._unread.take()
         with self.stats.clock("score"):
             verdict = self.judge.judge(block, self._slant(writing))
         self.drafter.learn(block, verdict.law, verdict.row)

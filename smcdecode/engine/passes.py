@@ -81,13 +81,10 @@ class Passes:
 
     def read(self, readings: Sequence[Reading]) -> Tensor:
         """Each of :attr:`readers` reads what it has not of some prompts: the target's logits behind them, (n, V)."""
-        try:
-            logits = self.target(*readings[0])
-            for tokens, positions, batch, rows in readings[1:]:
-                self.draft(tokens, positions, batch, rows[:0])
-        except BaseException:
-            self.stores.prefixes.clear()  # what was to be read may not have been
-            raise
+        logits = self.target(*readings[0].feed)
+        for reading in readings[1:]:
+            tokens, positions, batch, rows = reading.feed
+            self.draft(tokens, positions, batch, rows[:0])
         return logits
 
     @property

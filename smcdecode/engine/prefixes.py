@@ -59,7 +59,7 @@ class Prefixes:
             OutOfPages: there are too few.
         """
         keys = list(self._keys(tokens))
-        found = self._found(keys, len(tokens))
+        found = self._found(keys)
         held = torch.cat([piece.pages for piece in found]) if found else torch.empty(0, dtype=torch.int64)
         self.pool.hold(held)
         pages = torch.cat([held, self.pool.take(self.pages(len(tokens)) - len(held))])
@@ -90,18 +90,18 @@ class Prefixes:
 
     def cost(self, tokens: Sequence[int]) -> int:
         """Pages that a prompt adds to those that the reserved ones can hold: what they share counts once."""
-        shared = [end for key, end in self._keys(tokens) if end < len(tokens) and self._reserved[key]]
+        shared = [end for key, end in self._keys(tokens) if self._reserved[key]]
         return self.pages(len(tokens)) - max(shared, default=0) // self.page_size
 
     def reserve(self, tokens: Sequence[int]) -> int:
         """Count a prompt as one that may be opened; returns its :meth:`cost`."""
         cost = self.cost(tokens)
-        self._reserved.update(key for key, end in self._keys(tokens) if end < len(tokens))
+        self._reserved.update(key for key, _ in self._keys(tokens))
         return cost
 
     def settle(self, tokens: Sequence[int]) -> int:
         """Take a reservation back; returns what the prompt cost beyond the others."""
-        self._reserved -= Counter(key for key, end in self._keys(tokens) if end < len(tokens))
+        self._reserved -= Counter(key for key, _ in self._keys(tokens))
         return self.cost(tokens)
 
     # ---- what is kept
@@ -119,17 +119,17 @@ class Prefixes:
         assert torch.equal(held.sort().values, kept), f"{len(held)} pages are in pieces but {len(kept)} are kept"
 
     def _keys(self, tokens: Sequence[int]) -> Iterator[tuple[bytes, int]]:
-        """A key for each whole piece, of all tokens up to its end; and that end."""
+        """A key for each piece that ends before the last token, of all tokens up to its end; and that end."""
         digest, begin = hashlib.blake2b(digest_size=16), 0
-        for end in piece_ends(len(tokens), self.page_size):
+        for end in piece_ends(len(tokens) - 1, self.page_size):
             digest.update(array("q", tokens[begin:end]).tobytes())
             begin = end
             yield digest.digest(), end
 
-    def _found(self, keys: Sequence[tuple[bytes, int]], length: int) -> list[_Piece]:
+    def _found(self, keys: Sequence[tuple[bytes, int]]) -> list[_Piece]:
         found: list[_Piece] = []
-        for key, end in keys:
-            if key not in self._pieces or end == length:
+        for key, _ in keys:
+            if key not in self._pieces:
                 break
             found.append(self._pieces[key])
         return found

@@ -159,7 +159,7 @@ class Scheduler:
                     self._admit()
                     for group in tuple(self.groups):
                         if group.requests:
-                            outcomes = group.cycle()
+                            outcomes = self._cycle(group)
                             self._settle([outcome.request for outcome in outcomes])
                             yield outcomes
             finally:
@@ -167,6 +167,13 @@ class Scheduler:
                     self._settle(group.requests)
                     self._rest(group)
                 self.groups = []
+
+    def _cycle(self, group: Group | FixedGroup) -> list[Outcome]:
+        try:
+            return group.cycle()
+        except BaseException:
+            self.stores.prefixes.clear()  # what was to be read may not have been
+            raise
 
     def latest(self) -> list[Cycle]:
         """The last cycle of every running request."""

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smcdecode.engine.attention import Batch
+from smcdecode.engine.attention import Batch, Feed
 from smcdecode.engine.draw import law_of
 from smcdecode.engine.pages import BlockTable, Numbers
 from smcdecode.engine.prefixes import Prefixes, piece_ends
@@ -30,12 +30,16 @@ _ZERO_AT_FIRST = ("length", "cached", "seen", "heard", "finished", "dead", "idle
 
 
 class Reading(NamedTuple):
-    """A pass over prompts: packed tokens (T,) and their positions (T,), what they attend to, each prompt's last row."""
+    """The prompts of some lanes (n,), as passes over what is to be read of them."""
 
-    tokens: Tensor
-    positions: Tensor
-    batch: Batch
-    rows: Tensor
+    kept: Feed | None  # pieces that are kept for other prompts too, which see them: no row of it is wanted
+    ending: Feed  # what is behind them, a prompt's own; each one's last row is wanted
+    lanes: Tensor
+
+    @property
+    def feed(self) -> Feed:
+        """All of it, in one pass."""
+        return self.ending if self.kept is None else self.kept.before(self.ending)
 
 
 class Slots:
@@ -215,9 +219,23 @@ class Slots:
 
     def _reading(self, lanes: Sequence[int], known: Sequence[int]) -> Reading:
         """The prompts of some lanes from token ``known`` on, piece by piece: each follows from what is before it."""
-        pieces = [(lane, *piece) for lane, n in zip(lanes, known, strict=True) for piece in self._pieces(lane, n)]
-        pages = [self.prefix[lane][b // self.page_size : -(-e // self.page_size)] for lane, b, e in pieces]
+        kept, ending = [], []
+        for lane, begin in zip(lanes, known, strict=True):
+            length = int(self.prefix_len[lane])
+            for end in piece_ends(length - 1, self.page_size):
+                if end > begin:
+                    kept.append((lane, begin, end))
+                    begin = end
+            ending.append((lane, begin, length))
+        nobodys = range(self.lanes, self.lanes + len(kept))  # how many rows a lane has is nothing to these
+        whole = self._pass_over(kept, nobodys) if kept else None
+        own = self._pass_over(ending, lanes)
+        return Reading(whole, own._replace(rows=own.batch.q_len.cumsum(0) - 1), torch.tensor(lanes))
+
+    def _pass_over(self, pieces: Sequence[tuple[int, int, int]], kin: Sequence[int]) -> Feed:
+        """A pass over pieces of prompts: of a lane's, from a token to another; no row is wanted."""
         length = torch.tensor([e - b for _, b, e in pieces])
+        pages = [self.prefix[lane][b // self.page_size : -(-e // self.page_size)] for lane, b, e in pieces]
         batch = Batch(
             q_len=length,
             own_pages=torch.nn.utils.rnn.pad_sequence(pages, batch_first=True),
@@ -225,22 +243,11 @@ class Slots:
             group=torch.arange(len(pieces)),
             prefix_pages=tuple(self.prefix[lane][: b // self.page_size] for lane, b, _ in pieces),
             prefix_len=tuple(b for _, b, _ in pieces),
+            kin=torch.tensor(list(kin)),
         )
-        last = torch.tensor([e == self.prefix_len[lane] for lane, _, e in pieces])
-        return Reading(
-            torch.cat([self.prompt[lane][b:e] for lane, b, e in pieces]),
-            torch.cat([torch.arange(b, e) for _, b, e in pieces]),
-            batch,
-            length.cumsum(0)[last] - 1,
-        )
-
-    def _pieces(self, lane: int, known: int) -> list[tuple[int, int]]:
-        """Where the pieces of a lane's prompt behind ``known`` tokens begin and end, the unfinished one included."""
-        length = int(self.prefix_len[lane])
-        ends = [end for end in piece_ends(length, self.page_size) if end > known]
-        if not ends or ends[-1] < length:
-            ends.append(length)
-        return list(zip([known, *ends], ends, strict=False))
+        tokens = torch.cat([self.prompt[lane][b:e] for lane, b, e in pieces])
+        positions = torch.cat([torch.arange(b, e) for _, b, e in pieces])
+        return Feed(tokens, positions, batch, length[:0])
 
     def uniform(self, slots: Numbers, place: int | Numbers, stream: int | Tensor) -> Tensor:
         """Float64 uniforms keyed by request seed, particle, cycle and place in the block, and nothing else.

@@ -175,7 +175,7 @@ class _Recorder:
     """A view without a store: attends causally over one row, and notes what each layer asked for."""
 
     def __init__(self) -> None:
-        self.groups = torch.zeros(0, dtype=torch.int64)
+        self.kin = torch.zeros(0, dtype=torch.int64)
         self.calls: list[tuple[int, LayerShape, Rule]] = []
 
     def attend(

@@ -54,4 +54,5 @@ def record(
             cycles += sum(len(outcome.cycles) for outcome in outcomes)
             start, read = time.perf_counter(), so_far
         scheduler.close()
-    return Machine(seconds, stats.seconds["prefill"] / stats.prompt_tokens_read, tokens / cycles, lanes)
+    reading = stats.seconds.get("prefill", 0.0)  # none where prompts are read along with blocks, as part of a cycle
+    return Machine(seconds, reading / stats.prompt_tokens_read, tokens / cycles, lanes)

@@ -96,7 +96,7 @@ class Texts:
         [reading] = self.slots.open(index, requests, [id(self.model)])
         here = self.slots.of(index).numpy()
         self.base[here], self.ended[here], self.backed[here] = 0, False, False
-        logits = self._pass(*reading)
+        logits = self._pass(*reading.feed)
         N = self.setup.particles
         return self.trunk((lanes.lane[:, None] * N + np.arange(N)).ravel()), logits.repeat_interleave(N, 0)
 
