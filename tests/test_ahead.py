@@ -8,7 +8,8 @@ from test_master import CAP, PROMPT, N, V, assert_unbiased, oracle, p, runs_of
 
 import smcdecode as smc
 from smcdecode.engine import ahead
-from smcdecode.engine.ahead import FEW, Ahead, Guess, Habits, few_allowed
+from smcdecode.engine.ahead import FEW, Ahead, few_allowed
+from smcdecode.engine.habits import Guess, Habits, Pieces
 from smcdecode_kernels.reference import pack_bits
 
 GUESSING = smc.SMC(smc.Local(ahead=4), particles=N)
@@ -26,12 +27,15 @@ def test_few_allowed_tokens_are_listed(size, share):
     assert few_allowed(everything.tobytes(), size) == (tuple(range(size)) if size <= FEW else None)
 
 
+IDS = Pieces(None)
+
+
 def learn(habits, text, allowed, law):
     habits.learn(Guess(text, allowed, habits.law(text, allowed)), np.array(law))
 
 
 def test_habits_are_laws_that_lean_to_what_was_seen():
-    habits = Habits([5, 6, 7, 5, 6])
+    habits = Habits([5, 6, 7, 5, 6], IDS)
     q = habits.law([5, 6], (6, 7, 8))
     assert q.sum() == pytest.approx(1) and (q > 0).all() and q.argmax() == 1  # 7 came behind 5, 6
     assert habits.law([9], (1, 2)).tolist() == [0.5, 0.5]
@@ -42,8 +46,22 @@ def test_habits_are_laws_that_lean_to_what_was_seen():
     assert habits.law([9], (2,)).tolist() == [1.0]
 
 
+def test_words_are_guessed_whole():
+    pieces = Pieces([b"S", b"SE", b"SELECT", b"1", b"12", b"2", b"SE"])
+    assert pieces.law((3, 5)).tolist() == [0.5, 0.5]
+    q = pieces.law((0, 1, 2))
+    assert q.argmax() == 2 and q[2] > 0.9 and q.sum() == pytest.approx(1) and (q > 0).all()
+    assert pieces.law((1, 6)).tolist() == [0.5, 0.5], "two ids of the same bytes"
+    assert pieces.law((0, 3, 4, 5)).argsort().tolist()[0] == 1  # 12 goes on from 1
+    habits = Habits([], pieces)
+    assert habits.kept((0, 1, 2)) > 0.9 and habits.kept((3, 5)) == 0.5
+    for _ in range(3):
+        learn(habits, [], (0, 1, 2), [0.9, 0.05, 0.05])
+    assert habits.law([], (0, 1, 2)).argmax() == 0, "what the target did says more"
+
+
 def test_habits_know_how_often_they_are_right():
-    habits = Habits([])
+    habits = Habits([], IDS)
     assert habits.kept((4,)) == 1 and habits.kept((4, 5)) == 0.5
     learn(habits, [1], (4, 5), [1.0, 0.0])
     assert habits.kept((4, 5)) == pytest.approx((0.5 + 0.5) / 2)  # its guess was uniform: half of it was right

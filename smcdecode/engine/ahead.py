@@ -1,8 +1,9 @@
 """Tokens guessed ahead where the masks leave few, from how the target chose before. Knows slots and masks; no model.
 
-Under a tight constraint most next tokens are forced, or one of a handful. An n-gram model of the prompt and of the
-target's own laws at the positions scored so far guesses among them; the target then judges the guesses as it judges a
-draft's at strictness 1, so every token keeps the law it would have had alone (Leviathan et al. 2023; Chen et al. 2023).
+Under a tight constraint most next tokens are forced, or one of a handful. What the target chose where it was scored so
+far, and the prompt, say which is likely (:mod:`smcdecode.engine.habits`). The target then judges the guesses as it does
+a draft's at strictness 1, so every token keeps the law it would have had alone (Leviathan et al. 2023; Chen et al.
+2023).
 A row stops where the target would hardly come to see its guess, because one before is likely to be refused.
 What is learnt in a cycle is used from the next one on: a guess, and whether there is one, depends on the past of its
 own request, on the masks and on the guesses before it alone.
@@ -10,38 +11,21 @@ own request, on the masks and on the guesses before it alone.
 
 import functools
 import math
-from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from smcdecode.engine.drafting import Block, Drafter, Going
 from smcdecode.engine.foresight import AtOnce
+from smcdecode.engine.habits import ORDER, Allowed, Guess, Habits, Pieces
 from smcdecode_kernels import reference
 
-__all__ = ["FEW", "Ahead", "Guess", "Habits", "few_allowed"]
+__all__ = ["FEW", "Ahead", "few_allowed"]
 
 FEW = 256  # most tokens that a mask may leave for one of them to be guessed
-_ORDER = 4  # tokens of context at most
-_PROMPT = 0.3  # what an occurrence in the prompt counts, beside 1 for a law of the target
-_PRIOR = 1.0  # what the law of a shorter context counts, in a longer one
 _HOPE = 0.1  # least probability that a guess is kept with all before it: a position costs about that share of a pass
-
-Allowed = tuple[int, ...]
-Context = tuple[int, ...]
-Floats = NDArray[np.float64]
-
-
-class Guess(NamedTuple):
-    """One guess of a block, as :meth:`Ahead.learn` wants to see it."""
-
-    text: list[int]  # the last tokens before it
-    allowed: Allowed
-    law: Floats  # (len(allowed),) that it was drawn from
 
 
 class Ahead(Drafter):
@@ -50,13 +34,14 @@ class Ahead(Drafter):
     def __init__(self, plain: Drafter) -> None:
         super().__init__(None, None, plain.slots, plain.passes, plain.twist, plain.endings, plain.temperature)
         self.worker = AtOnce()  # a guess needs its mask, and no pass comes between
-        self.habits = [Habits(())] * self.slots.lanes
+        self.pieces = Pieces(plain.twist.vocabulary.tokens)
+        self.habits = [Habits((), self.pieces)] * self.slots.lanes
         self._guesses: dict[tuple[int, int], Guess] = {}  # of the last block, by row and place
         self._hope: list[float] = []  # of each row
 
     def begin(self, lane: int, prompt: Sequence[int]) -> None:
         """Learn from the prompt of a new request."""
-        self.habits[lane] = Habits(prompt)
+        self.habits[lane] = Habits(prompt, self.pieces)
 
     def write(self, slots: Tensor) -> Block:
         """Guess up to K tokens in each slot (n,)."""
@@ -115,62 +100,8 @@ class Ahead(Drafter):
     def _text(self, block: Block, i: int, k: int) -> list[int]:
         """The last tokens before place k of a row: of its prompt, its own and guessed ones."""
         slot, habits = block.slots[i], self._habits(block, i)
-        own = self.slots.tokens[slot, : self.slots.length[slot]][-_ORDER:].tolist()
-        return [*habits.tail, *own, *block.tokens[i, :k].tolist()][-_ORDER:]
-
-
-class Habits:
-    """An n-gram model of one request over the tokens that a mask allows.
-
-    From one context to the next longer one, the first being no token at all, it is
-    ``q(v) = (c(v) + q'(v)) / (Σ c + 1)``: c was learnt there under the same mask, or from the prompt; q' is the law of
-    the one before, uniform at first.
-
-    Args:
-        prompt: its ids.
-    """
-
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self.tail = list(prompt[-_ORDER:])
-        self._prompt: dict[Context, Counter[int]] = defaultdict(Counter)
-        self._counts: dict[tuple[Context, Allowed], Floats] = {}
-        self._kept: dict[Allowed, tuple[float, int]] = {}  # sum and number of the probabilities that a guess was right
-        for place, token in enumerate(prompt):
-            for context in _contexts(prompt[:place])[1:]:
-                self._prompt[context][token] += 1
-
-    def law(self, text: Sequence[int], allowed: Allowed) -> Floats:
-        """Probabilities of the allowed tokens behind a text, all positive: (len(allowed),)."""
-        q = np.full(len(allowed), 1 / len(allowed))
-        for context in _contexts(text):
-            c = self._learnt(context, allowed)
-            if c is not None:
-                q = (c + _PRIOR * q) / (c.sum() + _PRIOR)
-        return q
-
-    def kept(self, allowed: Allowed) -> float:
-        """How likely the target is to keep a guess among some tokens: Σ min(q, r) on average, ½ at first."""
-        if len(allowed) == 1:
-            return 1.0
-        total, seen = self._kept.get(allowed, (0.0, 0))
-        return (total + 0.5) / (seen + 1)
-
-    def learn(self, guess: Guess, law: Floats) -> None:
-        """Remember the target's probabilities r of the tokens allowed at a guess, (n,), and how near its law was."""
-        allowed = guess.allowed
-        if len(allowed) > 1:
-            total, seen = self._kept.get(allowed, (0.0, 0))
-            self._kept[allowed] = total + float(np.minimum(guess.law, law).sum()), seen + 1
-        for context in _contexts(guess.text):
-            c = self._learnt(context, allowed)
-            self._counts[context, allowed] = law if c is None else c + law
-
-    def _learnt(self, context: Context, allowed: Allowed) -> Floats | None:
-        """Counts of the allowed tokens behind a context, (len(allowed),); None where there are none."""
-        c = self._counts.get((context, allowed))
-        if c is None and (seen := self._prompt.get(context)):
-            c = self._counts[context, allowed] = _PROMPT * np.array([seen[token] for token in allowed], dtype=float)
-        return c
+        own = self.slots.tokens[slot, : self.slots.length[slot]][-ORDER:].tolist()
+        return [*habits.tail, *own, *block.tokens[i, :k].tolist()][-ORDER:]
 
 
 def _side_by_side(guesses: Sequence[Guess]) -> tuple[Tensor, Tensor]:
@@ -180,11 +111,6 @@ def _side_by_side(guesses: Sequence[Guess]) -> tuple[Tensor, Tensor]:
     for j, guess in enumerate(guesses):
         log_q[j, : len(guess.law)], columns[j, : len(guess.law)] = np.log(guess.law), guess.allowed
     return torch.from_numpy(log_q), torch.from_numpy(columns)
-
-
-def _contexts(text: Sequence[int]) -> list[Context]:
-    """No token, the last one, the last two, … of a text, up to ``_ORDER``."""
-    return [tuple(text[len(text) - n :]) for n in range(min(len(text), _ORDER) + 1)]
 
 
 @functools.lru_cache(maxsize=256)
