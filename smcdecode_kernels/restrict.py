@@ -13,7 +13,7 @@ from smcdecode_kernels.reference import log_norm
 
 __all__ = ["restrict"]
 
-_FEW = 512  # a row is worked on token by token if fewer bytes of its mask have a bit
+_FEW = 256  # a row is worked on token by token if fewer words of its mask have a bit
 
 
 def restrict(law: Tensor, words: Tensor) -> Tensor:
@@ -28,12 +28,12 @@ def restrict(law: Tensor, words: Tensor) -> Tensor:
     """
     if law.device.type != "cpu":
         return log_norm(apply_bitmask(law, words))
-    octets = np.ascontiguousarray(words.numpy()).astype("<i4", copy=False).view(np.uint8)  # (n, 4 W)
-    few = np.count_nonzero(octets, axis=1) < min(_FEW, -(-law.shape[1] // 8))  # a row that keeps all is as unmasked
+    masks = np.ascontiguousarray(words.numpy()).astype("<i4", copy=False)
+    few = np.count_nonzero(masks, axis=1) < min(_FEW, masks.shape[1])  # a row that keeps all is as unmasked
     if not few.any():
         return log_norm(apply_bitmask(law, words))
     norm = np.empty(len(law))
-    norm[few] = _token_by_token(law.numpy(), octets, np.flatnonzero(few))
+    norm[few] = _token_by_token(law, masks, np.flatnonzero(few))
     if not few.all():
         many = torch.from_numpy(np.flatnonzero(~few))
         rows = apply_bitmask(law[many], words[many])
@@ -41,19 +41,19 @@ def restrict(law: Tensor, words: Tensor) -> Tensor:
     return torch.from_numpy(norm)
 
 
-def _token_by_token(
-    law: NDArray[np.float32], octets: NDArray[np.uint8], rows: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """The same for some rows (m,) of a law (n, V) and its mask's bytes (n, B): (m,)."""
-    row, octet = octets[rows].nonzero()
-    which, bit = np.unpackbits(octets[rows[row], octet][:, None], axis=1, bitorder="little").nonzero()
-    row, token = row[which], octet[which] * 8 + bit
+def _token_by_token(law: Tensor, masks: NDArray[np.int32], rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The same for some rows (m,) of a law (n, V) and of its masks (n, W): (m,)."""
+    row, word = masks[rows].nonzero()
+    octets = masks[rows[row], word][:, None].view(np.uint8)
+    which, bit = np.unpackbits(octets, axis=1, bitorder="little").nonzero()
+    row, token = row[which], word[which] * 32 + bit
     real = token < law.shape[1]  # bits beyond the vocabulary mean nothing
     row, token = row[real], token[real]
-    kept = law[rows[row], token]
-    law[rows] = -np.inf
-    law[rows[row], token] = kept
-    top = np.full(len(rows), np.finfo(law.dtype).min, dtype=np.float64)  # a dead row: exp(-inf)
+    numbers = law.numpy()
+    kept = numbers[rows[row], token]
+    law.index_fill_(0, torch.from_numpy(rows), -torch.inf)
+    numbers[rows[row], token] = kept
+    top = np.full(len(rows), np.finfo(numbers.dtype).min, dtype=np.float64)  # a dead row: exp(-inf)
     np.maximum.at(top, row, kept)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.log(np.bincount(row, np.exp(kept - top[row]), len(rows))) + top)
