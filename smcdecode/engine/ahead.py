@@ -9,6 +9,7 @@ What is learnt in a cycle is used from the next one on: a guess, and whether the
 own request, on the masks and on the guesses before it alone.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ class Ahead(Drafter):
         self.pieces = Pieces(plain.twist.vocabulary.tokens)
         self.habits = [Habits((), self.pieces)] * self.slots.lanes
         self._guesses: dict[tuple[int, int], Guess] = {}  # of the last block, by row and place
-        self._hope: list[float] = []  # of each row
+        self._rows: list[_Row] = []  # of the last block
 
     def begin(self, lane: int, prompt: Sequence[int]) -> None:
         """Learn from the prompt of a new request."""
@@ -45,18 +46,18 @@ class Ahead(Drafter):
 
     def write(self, slots: Tensor) -> Block:
         """Guess up to K tokens in each slot (n,)."""
-        self._guesses, self._hope = {}, [1.0] * len(slots)
+        self._guesses, self._rows = {}, [self._row(slot) for slot in slots.tolist()]
         return super().write(slots)
 
     def _place(self, block: Block, going: Going, k: int) -> Going:
         words = block.masks[k].result().numpy()
-        guesses = [self._guess(block, i, k, words[i].tobytes()) for i in going.rows.tolist()]
+        guesses = [self._guess(i, k, words[i].tobytes()) for i in going.rows.tolist()]
         few = [guess for guess in guesses if guess is not None]
         if len(few) < len(guesses):
             going = going.some(torch.tensor([j for j, guess in enumerate(guesses) if guess], dtype=torch.int64))
         if not few:
             return going
-        log_q, columns = _side_by_side(few)
+        log_q, columns = _laws(few), _columns(few)
         at, norm = reference.draw(log_q, going.u[:, k])
         tokens = columns.gather(-1, at[:, None])[:, 0]
         if block.laws is None or block.columns is None:
@@ -66,51 +67,65 @@ class Ahead(Drafter):
         block.count[going.rows] = k + 1
         block.laws[going.rows, k] = log_q - norm[:, None].float()
         block.columns[going.rows, k] = columns
+        for i, token in zip(going.rows.tolist(), tokens.tolist(), strict=True):
+            self._rows[i].text = [*self._rows[i].text, token][-ORDER:]
         ends = self.endings.of(going.company.slots, tokens, block.tokens[going.rows, :k])
         return block.behind(going, k, ends)
 
-    def _guess(self, block: Block, i: int, k: int, words: bytes) -> Guess | None:
+    def _row(self, slot: int) -> "_Row":
+        """How a slot begins a block."""
+        habits, length = self.habits[int(self.slots.lane[slot])], int(self.slots.length[slot])
+        own = self.slots.tokens[slot, max(length - ORDER, 0) : length].tolist()
+        return _Row(habits, [*habits.tail, *own][-ORDER:])
+
+    def _guess(self, i: int, k: int, words: bytes) -> Guess | None:
         """What may be guessed at place k of row i, under the mask of these packed words; None to stop there."""
         allowed = few_allowed(words, self.twist.vocabulary.size)
         if not allowed:
             return None
-        habits = self._habits(block, i)
-        text = self._text(block, i, k)
-        guess = self._guesses[i, k] = Guess(text, allowed, habits.law(text, allowed))
-        self._hope[i] *= habits.kept(allowed)
-        return guess if self._hope[i] >= _HOPE else None
+        row = self._rows[i]
+        guess = self._guesses[i, k] = Guess(row.text, allowed, row.habits.law(row.text, allowed))
+        row.hope *= row.habits.kept(allowed)
+        return guess if row.hope >= _HOPE else None
 
-    def learn(self, block: Block, law: Tensor, row: Tensor) -> None:
+    def learn(self, block: Block, law: Tensor, row: Tensor) -> None:  # noqa: ARG002  it is the one just written
         """Remember the target's laws where it chose among few tokens, be a guess kept, refused, or not made."""
         if not self._guesses:
             return
         i, k = torch.tensor(list(self._guesses)).T
-        columns = _side_by_side(list(self._guesses.values()))[1].clamp_(min=0).to(law.device)
+        columns = _columns(list(self._guesses.values())).clamp_(min=0).to(law.device)
         chosen = law[row[i, k][:, None].to(law.device), columns].cpu().double().numpy()
         for (place, guess), log_r in zip(self._guesses.items(), chosen, strict=True):
             log_r = log_r[: len(guess.allowed)]
             top = log_r.max()
             if top > -math.inf:
                 r = np.exp(log_r - top)
-                self._habits(block, place[0]).learn(guess, r / r.sum())
-
-    def _habits(self, block: Block, i: int) -> "Habits":
-        return self.habits[int(self.slots.lane[block.slots[i]])]
-
-    def _text(self, block: Block, i: int, k: int) -> list[int]:
-        """The last tokens before place k of a row: of its prompt, its own and guessed ones."""
-        slot, habits = block.slots[i], self._habits(block, i)
-        own = self.slots.tokens[slot, : self.slots.length[slot]][-ORDER:].tolist()
-        return [*habits.tail, *own, *block.tokens[i, :k].tolist()][-ORDER:]
+                self._rows[place[0]].habits.learn(guess, r / r.sum())
 
 
-def _side_by_side(guesses: Sequence[Guess]) -> tuple[Tensor, Tensor]:
-    """Log-laws and tokens of some guesses, a row each, padded by −∞ and −1: (m, FEW) float32 and int64."""
-    log_q = np.full((len(guesses), FEW), -np.inf, dtype=np.float32)
-    columns = np.full((len(guesses), FEW), -1, dtype=np.int64)
-    for j, guess in enumerate(guesses):
-        log_q[j, : len(guess.law)], columns[j, : len(guess.law)] = np.log(guess.law), guess.allowed
-    return torch.from_numpy(log_q), torch.from_numpy(columns)
+@dataclasses.dataclass
+class _Row:
+    """A row of the block under way."""
+
+    habits: Habits
+    text: list[int]  # the last tokens: of its prompt, its own and guessed ones
+    hope: float = 1.0  # that all its guesses so far are kept
+
+
+def _laws(guesses: Sequence[Guess]) -> Tensor:
+    """Log-laws of some guesses, a row each, padded by −∞: (m, FEW) float32."""
+    rows = np.full((len(guesses), FEW), -np.inf, dtype=np.float32)
+    for row, guess in zip(rows, guesses, strict=True):
+        row[: len(guess.law)] = np.log(guess.law)
+    return torch.from_numpy(rows)
+
+
+def _columns(guesses: Sequence[Guess]) -> Tensor:
+    """Which tokens they were drawn from, padded by −1: (m, FEW) int64."""
+    rows = np.full((len(guesses), FEW), -1, dtype=np.int64)
+    for row, guess in zip(rows, guesses, strict=True):
+        row[: len(guess.allowed)] = guess.allowed
+    return torch.from_numpy(rows)
 
 
 @functools.lru_cache(maxsize=256)

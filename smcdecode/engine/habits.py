@@ -16,7 +16,7 @@ __all__ = ["ORDER", "Allowed", "Guess", "Habits", "Pieces"]
 
 ORDER = 4  # tokens of context at most
 _PROMPT = 0.3  # what an occurrence in the prompt counts, beside 1 for a law of the target
-_PRIOR = 1.0  # what the law of a shorter context counts, in a longer one
+_PRIOR = 0.7  # what the law of a shorter context counts, in a longer one
 _BEGUN = 0.05  # what a token counts that another allowed one goes on from, beside one that none does
 
 Allowed = tuple[int, ...]
@@ -64,8 +64,8 @@ class Habits:
     """An n-gram model of one request over the tokens that a mask allows.
 
     From one context to the next longer one, the first being no token at all, it is
-    ``q(v) = (c(v) + q'(v)) / (Σ c + 1)``: c was learnt there under the same mask, or from the prompt; q' is the law of
-    the one before, at first that of the bytes.
+    ``q(v) = (c(v) + 0.7 q'(v)) / (Σ c + 0.7)``: c was learnt there under the same mask, or from the prompt; q' is the law
+    of the one before, at first that of the bytes.
 
     Args:
         prompt: its ids.

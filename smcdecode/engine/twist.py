@@ -146,13 +146,22 @@ class Twist:
         return masks[[row[text] for text in texts]]
 
     def _masks(self, states: Sequence[States]) -> Tensor:
-        every = torch.full((len(states), -(-self.vocabulary.size // 32)), -1, dtype=torch.int32)
+        every: Tensor | None = None
         for f in range(_most(states)):
             for psi, rows in _askers(states, f, [i for i, s in enumerate(states) if f in s.factors.masked]):
                 mask = allowed_words(psi, [states[i].values[f] for i in rows], self.vocabulary.size)
-                if mask is not None:
-                    every[rows] &= mask
-        return every
+                if mask is None:
+                    continue
+                if every is None and len(rows) == len(states):
+                    every = mask.clone()  # its potential may write over it
+                    continue
+                every = self._anything(len(states)) if every is None else every
+                every[rows] &= mask
+        return self._anything(len(states)) if every is None else every
+
+    def _anything(self, n: int) -> Tensor:
+        """Masks that allow all tokens."""
+        return torch.full((n, -(-self.vocabulary.size // 32)), -1, dtype=torch.int32)
 
     def refusals(
         self, slots: Sequence[int], nexts: Sequence[Sequence[int]], complete: Sequence[bool]
