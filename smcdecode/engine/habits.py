@@ -64,8 +64,8 @@ class Habits:
     """An n-gram model of one request over the tokens that a mask allows.
 
     From one context to the next longer one, the first being no token at all, it is
-    ``q(v) = (c(v) + 0.7 q'(v)) / (Σ c + 0.7)``: c was learnt there under the same mask, or from the prompt; q' is the law
-    of the one before, at first that of the bytes.
+    ``q(v) = (c(v) + 0.7 q'(v)) / (Σ c + 0.7)``: c was learnt there under the same mask, or from the prompt; q' is the
+    law of the one before, at first that of the bytes.
 
     Args:
         prompt: its ids.
