@@ -5,6 +5,7 @@ a token that another one goes on from is hardly ever the one: models write words
 """
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -91,11 +92,14 @@ class Habits:
         return q
 
     def kept(self, allowed: Allowed) -> float:
-        """How likely the target is to keep a guess among some tokens: Σ min(q, r) on average, ½ or more at first."""
+        """How likely the target is to keep a guess among some tokens: Σ min(q, r) on average.
+
+        What stands for one that was seen, at first: the geometric mean of the likeliest token's share and 1.
+        """
         if len(allowed) == 1:
             return 1.0
         total, seen = self._kept.get(allowed, (0.0, 0))
-        return (total + max(0.5, float(self.pieces.law(allowed).max()))) / (seen + 1)
+        return (total + math.sqrt(self.pieces.law(allowed).max())) / (seen + 1)
 
     def learn(self, guess: Guess, law: Floats) -> None:
         """Remember the target's probabilities r of the tokens allowed at a guess, (n,), and how near its law was."""
