@@ -258,8 +258,8 @@ def log_law(logits: Tensor, temperature: float, top_k: int | None, top_p: float 
 
 
 def log_softmax_(x: Tensor) -> Tensor:
-    """Rows of floating-point numbers (n, V) less the log of their sum of exponentials, in place."""
-    return torch._log_softmax(x, -1, False, out=x) if x.device.type == "cpu" else x.copy_(torch.log_softmax(x, -1))
+    """Rows of floating-point numbers (n, V) on a CPU less the log of their sum of exponentials, in place."""
+    return torch._log_softmax(x, -1, False, out=x)
 
 
 def _from(log_p: Tensor, threshold: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from smcdecode_kernels.reference import (
     log_,
     log_law,
     log_norm,
+    log_softmax_,
     uniform,
 )
 
@@ -169,6 +170,17 @@ def test_log_law_is_log_softmax_after_temperature():
     law = log_law(logits.bfloat16(), 0.7, None, None)
     assert law.dtype == torch.float32
     torch.testing.assert_close(law.double(), (logits.bfloat16().double() / 0.7).log_softmax(-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_laws_normalised_in_place_are_those_of_the_copy_bit_by_bit(n):
+    logits = torch.randn(n, 5000, generator=torch.Generator().manual_seed(n)) * 4
+    logits[0, 7] = -INF
+    expected = log_law(logits, 1.0, None, None)
+    found = log_softmax_(logits)
+    assert found.data_ptr() == logits.data_ptr() and torch.equal(found, expected)
+    damaged = torch.full((1, 8), math.nan)
+    assert log_softmax_(damaged).isnan().all()
 
 
 def test_log_law_at_temperature_zero_takes_the_first_largest():

@@ -103,7 +103,7 @@ def _log_p(logits: Tensor, law: Tensor, name: str) -> Tensor:
 def _truncated(logits: Tensor, law: list[float], name: str) -> Tensor:
     """Logits made log p; they are used up."""
     temperature, top_k, top_p = law
-    if law == [1.0, math.inf, 1.0]:
+    if law == [1.0, math.inf, 1.0] and logits.device.type == "cpu":
         log_p = reference.log_softmax_(logits)
         check_numbers(log_p[:, 0], name)
         return log_p

@@ -4,6 +4,7 @@ An n-gram model of the prompt and of the target's own laws at the positions scor
 a token that another one goes on from is hardly ever the one: models write words as their tokenizer does.
 """
 
+import functools
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -42,14 +43,11 @@ class Pieces:
 
     def __init__(self, tokens: Sequence[bytes] | None) -> None:
         self.tokens = tokens
-        self._laws: dict[Allowed, Floats] = {}
+        self._known = functools.lru_cache(maxsize=256)(self._law)
 
     def law(self, allowed: Allowed) -> Floats:
         """Probabilities of allowed tokens, all positive: (len(allowed),)."""
-        q = self._laws.get(allowed)
-        if q is None:
-            q = self._laws[allowed] = self._law(allowed)
-        return q
+        return self._known(allowed)
 
     def _law(self, allowed: Allowed) -> Floats:
         weight = np.ones(len(allowed))
