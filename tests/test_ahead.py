@@ -8,7 +8,7 @@ from test_master import CAP, PROMPT, N, V, assert_unbiased, oracle, p, runs_of
 
 import smcdecode as smc
 from smcdecode.engine import ahead
-from smcdecode.engine.ahead import FEW, Ahead, few_allowed
+from smcdecode.engine.ahead import FEW, few_allowed
 from smcdecode.engine.habits import Guess, Habits, Pieces
 from smcdecode_kernels.reference import pack_bits
 
@@ -111,16 +111,15 @@ def test_texts_stay_their_own():
 
 def test_a_wrong_law_of_guesses_is_seen(monkeypatch):
     """Drawn from one law, judged by another."""
-    place = Ahead._place
+    fill = ahead._fill
 
-    def misreported(self, block, going, k):
-        going = place(self, block, going, k)
+    def misreported(block, rows):
+        fill(block, rows)
         if block.laws is not None:
-            block.laws[:, k] = block.laws[:, k].masked_fill(block.columns[:, k] == 0, -5.0)
-        return going
+            block.laws = block.laws.masked_fill(block.columns == 0, -5.0)
 
     assert_unbiased(runs_of(p * NoStutter(), GUESSING), oracle("mask"))
-    monkeypatch.setattr(Ahead, "_place", misreported)
+    monkeypatch.setattr(ahead, "_fill", misreported)
     with pytest.raises(AssertionError, match="differs from"):
         assert_unbiased(runs_of(p * NoStutter(), GUESSING), oracle("mask"))
 

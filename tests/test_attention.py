@@ -129,7 +129,7 @@ def test_head_shapes(shape):
 
 def test_a_fresh_long_prompt_needs_no_prefix():
     w = World([0], [2])
-    out, expected = w.step([37, 70])
+    out, expected = w.step([37, 130])
     for i in out:
         torch.testing.assert_close(out[i].double(), expected[i], atol=1e-5, rtol=1e-5)
 
@@ -156,6 +156,16 @@ def test_a_row_has_the_same_bits_whatever_else_is_in_the_pass(dtype, apart, monk
         both = [w.step(step, only=only)[0] for w, only in ((together, None), (alone, {0, 1, 2}))]
         for i in (0, 1, 2):
             assert torch.equal(both[0][i], both[1][i])
+
+
+def test_a_query_that_is_alone_in_its_call_has_the_bits_that_it_has_beside_others(monkeypatch):
+    """As many heads of keys as of queries: nothing is folded, and the kernel rounds one query in a way of its own."""
+    monkeypatch.setattr(pools, "COPY_BYTES", 1 << 30)
+    shape = LayerShape(HEADS, 128, 128)
+    together, alone = (World([300, 300], [1, 1], dtype=torch.bfloat16, shape=shape) for _ in range(2))
+    for _ in range(50):
+        both = [w.step([1, 3], only=only)[0] for w, only in ((together, None), (alone, {0}))]
+        assert torch.equal(both[0][0], both[1][0])
 
 
 def test_copied_pages_are_counted_and_equal():

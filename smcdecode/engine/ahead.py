@@ -12,21 +12,24 @@ own request, on the masks and on the guesses before it alone.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from smcdecode.engine.drafting import Block, Drafter, Going
-from smcdecode.engine.foresight import AtOnce
+from smcdecode.engine.drafting import Block, Drafter, Stream
+from smcdecode.engine.foresight import done
 from smcdecode.engine.habits import ORDER, Allowed, Guess, Habits, Pieces
-from smcdecode_kernels import reference
+from smcdecode.engine.twist import States
 
 __all__ = ["FEW", "Ahead", "few_allowed"]
 
 FEW = 256  # most tokens that a mask may leave for one of them to be guessed
 _HOPE = 0.1  # least probability that a guess is kept with all before it: a position costs about that share of a pass
+
+Words = NDArray[np.int32]
 
 
 class Ahead(Drafter):
@@ -34,10 +37,8 @@ class Ahead(Drafter):
 
     def __init__(self, plain: Drafter) -> None:
         super().__init__(None, None, plain.slots, plain.passes, plain.twist, plain.endings, plain.temperature)
-        self.worker = AtOnce()  # a guess needs its mask, and no pass comes between
         self.pieces = Pieces(plain.twist.vocabulary.tokens)
         self.habits = [Habits((), self.pieces)] * self.slots.lanes
-        self._guesses: dict[tuple[int, int], Guess] = {}  # of the last block, by row and place
         self._rows: list[_Row] = []  # of the last block
 
     def begin(self, lane: int, prompt: Sequence[int]) -> None:
@@ -46,86 +47,103 @@ class Ahead(Drafter):
 
     def write(self, slots: Tensor) -> Block:
         """Guess up to K tokens in each slot (n,)."""
-        self._guesses, self._rows = {}, [self._row(slot) for slot in slots.tolist()]
-        return super().write(slots)
+        block, left, room = self._open(slots)
+        numbers = zip(slots.tolist(), self.slots.texts(slots), left.tolist(), room.tolist(), strict=True)
+        self._rows = [self._row(*row) for row in numbers]
+        if not bool(self.twist.masked[slots].any()):
+            return block
+        K = block.tokens.shape[1]
+        u = self.slots.uniform(slots[:, None], torch.arange(K), Stream.DRAFT).tolist()
+        going = list(enumerate(self._rows))
+        for k in range(K + 1):
+            masks = self.twist.masks([row.states for _, row in going], [row.read for _, row in going])
+            for (_, row), words in zip(going, masks.numpy(), strict=True):
+                row.masks.append(words)
+            going = [(i, row) for i, row in going if k < row.room and self._goes_on(row, u[i][k])]
+            if not going:
+                break
+        _fill(block, self._rows)
+        return block
 
-    def _place(self, block: Block, going: Going, k: int) -> Going:
-        words = block.masks[k].result().numpy()
-        guesses = [self._guess(i, k, words[i].tobytes()) for i in going.rows.tolist()]
-        few = [guess for guess in guesses if guess is not None]
-        if len(few) < len(guesses):
-            going = going.some(torch.tensor([j for j, guess in enumerate(guesses) if guess], dtype=torch.int64))
-        if not few:
-            return going
-        log_q, columns = _laws(few), _columns(few)
-        at, norm = reference.draw(log_q, going.u[:, k])
-        tokens = columns.gather(-1, at[:, None])[:, 0]
-        if block.laws is None or block.columns is None:
-            block.laws = torch.zeros(*block.tokens.shape, FEW)
-            block.columns = torch.full(block.laws.shape, -1)
-        block.tokens[going.rows, k] = tokens
-        block.count[going.rows] = k + 1
-        block.laws[going.rows, k] = log_q - norm[:, None].float()
-        block.columns[going.rows, k] = columns
-        for i, token in zip(going.rows.tolist(), tokens.tolist(), strict=True):
-            self._rows[i].text = [*self._rows[i].text, token][-ORDER:]
-        ends = self.endings.of(going.company.slots, tokens, block.tokens[going.rows, :k])
-        return block.behind(going, k, ends)
-
-    def _row(self, slot: int) -> "_Row":
+    def _row(self, slot: int, read: Hashable, left: int, room: int) -> "_Row":
         """How a slot begins a block."""
         habits, length = self.habits[int(self.slots.lane[slot])], int(self.slots.length[slot])
         own = self.slots.tokens[slot, max(length - ORDER, 0) : length].tolist()
-        return _Row(habits, [*habits.tail, *own][-ORDER:])
+        states = self.twist.fork([slot])[0] if room else self.twist.states[slot]
+        return _Row(slot, left, room, habits, [*habits.tail, *own][-ORDER:], states, read)
 
-    def _guess(self, i: int, k: int, words: bytes) -> Guess | None:
-        """What may be guessed at place k of row i, under the mask of these packed words; None to stop there."""
-        allowed = few_allowed(words, self.twist.vocabulary.size)
+    def _goes_on(self, row: "_Row", u: float) -> bool:
+        """Guess a row's next token by a uniform, where its last mask allows; whether another may follow."""
+        allowed = few_allowed(row.masks[-1].tobytes(), self.twist.vocabulary.size)
         if not allowed:
-            return None
-        row = self._rows[i]
-        guess = self._guesses[i, k] = Guess(row.text, allowed, row.habits.law(row.text, allowed))
+            return False
+        guess = Guess(row.text, allowed, row.habits.law(row.text, allowed))
+        row.guesses.append(guess)
         row.hope *= row.habits.kept(allowed)
-        return guess if row.hope >= _HOPE else None
+        if row.hope < _HOPE:
+            return False
+        token = guess.draw(u)
+        row.ended = self.endings.completes(row.slot, row.tokens, token) or len(row.tokens) + 1 == row.left
+        row.tokens.append(token)
+        if row.ended:
+            return False
+        row.text, row.read = [*row.text, token][-ORDER:], (row.read, token)
+        row.states = self.twist.step(row.states, [token])
+        return True
 
     def learn(self, block: Block, law: Tensor, row: Tensor) -> None:  # noqa: ARG002  it is the one just written
         """Remember the target's laws where it chose among few tokens, be a guess kept, refused, or not made."""
-        if not self._guesses:
+        choices = [(mine, guess, at) for mine, places in zip(self._rows, row.tolist(), strict=True)
+                   for guess, at in zip(mine.guesses, places, strict=False) if len(guess.allowed) > 1]  # fmt: skip
+        if not choices:
             return
-        i, k = torch.tensor(list(self._guesses)).T
-        columns = _columns(list(self._guesses.values())).clamp_(min=0).to(law.device)
-        chosen = law[row[i, k][:, None].to(law.device), columns].cpu().double().numpy()
-        for (place, guess), log_r in zip(self._guesses.items(), chosen, strict=True):
-            log_r = log_r[: len(guess.allowed)]
+        sizes = [len(guess.allowed) for _, guess, _ in choices]
+        at = torch.tensor([at for _, _, at in choices]).repeat_interleave(torch.tensor(sizes))
+        tokens = torch.tensor([token for _, guess, _ in choices for token in guess.allowed])
+        chosen = law[at.to(law.device), tokens.to(law.device)].cpu().double().numpy()
+        for (mine, guess, _), log_r in zip(choices, np.split(chosen, np.cumsum(sizes)[:-1]), strict=True):
             top = log_r.max()
             if top > -math.inf:
                 r = np.exp(log_r - top)
-                self._rows[place[0]].habits.learn(guess, r / r.sum())
+                mine.habits.learn(guess, r / r.sum())
 
 
 @dataclasses.dataclass
 class _Row:
     """A row of the block under way."""
 
+    slot: int
+    left: int  # tokens before its cap
+    room: int  # most tokens
     habits: Habits
     text: list[int]  # the last tokens: of its prompt, its own and guessed ones
+    states: States  # of its potentials, behind all of its tokens
+    read: Hashable  # what those have read
     hope: float = 1.0  # that all its guesses so far are kept
+    ended: bool = False
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    guesses: list[Guess] = dataclasses.field(default_factory=list)  # of its tokens, and perhaps one that is not made
+    masks: list[Words] = dataclasses.field(default_factory=list)
 
 
-def _laws(guesses: Sequence[Guess]) -> Tensor:
-    """Log-laws of some guesses, a row each, padded by −∞: (m, FEW) float32."""
-    rows = np.full((len(guesses), FEW), -np.inf, dtype=np.float32)
-    for row, guess in zip(rows, guesses, strict=True):
-        row[: len(guess.law)] = np.log(guess.law)
-    return torch.from_numpy(rows)
-
-
-def _columns(guesses: Sequence[Guess]) -> Tensor:
-    """Which tokens they were drawn from, padded by −1: (m, FEW) int64."""
-    rows = np.full((len(guesses), FEW), -1, dtype=np.int64)
-    for row, guess in zip(rows, guesses, strict=True):
-        row[: len(guess.allowed)] = guess.allowed
-    return torch.from_numpy(rows)
+def _fill(block: Block, rows: Sequence[_Row]) -> None:
+    """Write what was guessed into a block."""
+    places = max(len(row.masks) for row in rows)
+    masks = np.empty((places, len(rows), len(rows[0].masks[0])), dtype=np.int32)  # nobody reads what is not filled
+    tokens, count = block.tokens.numpy(), block.count.numpy()
+    for i, row in enumerate(rows):
+        masks[: len(row.masks), i] = row.masks
+        tokens[i, : len(row.tokens)], count[i] = row.tokens, len(row.tokens)
+    block.ended = torch.tensor([row.ended for row in rows])
+    block.masks = [done(mask) for mask in torch.from_numpy(masks)]
+    made = [guess for row in rows for guess in row.guesses[: len(row.tokens)]]
+    if made:
+        laws, columns = np.full((*tokens.shape, FEW), -np.inf, dtype=np.float32), np.full((*tokens.shape, FEW), -1)
+        place = np.repeat(np.flatnonzero(block.drafted.numpy()), [len(guess.allowed) for guess in made])
+        column = np.concatenate([np.arange(len(guess.allowed)) for guess in made])
+        laws.reshape(-1, FEW)[place, column] = np.log(np.concatenate([guess.law for guess in made]))
+        columns.reshape(-1, FEW)[place, column] = np.concatenate([guess.allowed for guess in made])
+        block.laws, block.columns = torch.from_numpy(laws), torch.from_numpy(columns)
 
 
 @functools.lru_cache(maxsize=256)

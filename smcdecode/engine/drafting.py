@@ -140,10 +140,8 @@ class Drafter:
         A row stops at the text's end, at its cap, where its guesser knows nothing, and where the masks leave too little
         of its law: these are functions of what was written before, and so change no law.
         """
-        left, length = torch.from_numpy(self.slots.left(slots)), self.slots.block[self.slots.lane[slots]]
-        K, room = int(length.max()), torch.minimum(left, length)
-        self.passes.copy_pages(*self.slots.make_room(slots, self.slots.length[slots] + room))
-        block = Block.empty(Company.of(self.slots, slots), K)
+        block, left, room = self._open(slots)
+        K = block.tokens.shape[1]
         foresight = self._foresight(block, K)
         if K == 0:
             return block
@@ -156,6 +154,13 @@ class Drafter:
                 self._mask_next(block, k, foresight)
         block.ended |= block.count == left
         return block
+
+    def _open(self, slots: Tensor) -> tuple[Block, Tensor, Tensor]:
+        """An empty block with pages for it; how many tokens each slot (n,) has left, and may be drafted: (n,) each."""
+        left, length = torch.from_numpy(self.slots.left(slots)), self.slots.block[self.slots.lane[slots]]
+        room = torch.minimum(left, length)
+        self.passes.copy_pages(*self.slots.make_room(slots, self.slots.length[slots] + room))
+        return Block.empty(Company.of(self.slots, slots), int(length.max())), left, room
 
     def _start(self, block: Block, room: Tensor) -> Going:
         """The rows of a block that may have a token."""

@@ -3,6 +3,8 @@
 Both are absorbing and cut a drafted block alike. A length cap completes a text too; that is counted in slots.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -34,6 +36,12 @@ class Endings:
         eos = self.is_eos[tokens]
         return eos | self._stopped(slots, tokens, self.slots.length[slots], drafted) if any(self.stops) else eos
 
+    def completes(self, slot: int, drafted: Sequence[int], token: int) -> bool:
+        """Whether a token completes the text of one slot behind its own tokens and some drafted ones."""
+        if token in self.vocabulary.eos or not self.stops[slot // self.slots.N]:
+            return token in self.vocabulary.eos
+        return self._completes(slot, token, int(self.slots.length[slot]), torch.tensor(drafted, dtype=torch.int64))
+
     def last(self, slots: Tensor) -> Tensor:
         """Whether the last own token of each of some slots (n,) completed its text: (n,) bool."""
         tokens = self.slots.last(slots)
@@ -64,12 +72,16 @@ class Endings:
         """Whether a token completes a stop string behind the first ``length`` own tokens and what is drafted."""
         found = torch.zeros(len(slots), dtype=torch.bool)
         for i, (slot, token, n) in enumerate(zip(slots.tolist(), tokens.tolist(), length.tolist(), strict=True)):
-            stops, spelt = self.stops[slot // self.slots.N], self.vocabulary.shown[token]
-            if stops and spelt:
-                row = self.slots.tokens[slot, :n]
-                tail = self._tail(row if drafted is None else torch.cat([row, drafted[i]]), stops.reach)
-                found[i] = stops.completes(tail, spelt)
+            found[i] = self._completes(slot, token, n, None if drafted is None else drafted[i])
         return found
+
+    def _completes(self, slot: int, token: int, n: int, drafted: Tensor | None) -> bool:
+        """Whether a token completes a stop string behind the first ``n`` own tokens of a slot and some drafted ones."""
+        stops, spelt = self.stops[slot // self.slots.N], self.vocabulary.shown[token]
+        if not stops or not spelt:
+            return False
+        row = self.slots.tokens[slot, :n]
+        return stops.completes(self._tail(row if drafted is None else torch.cat([row, drafted]), stops.reach), spelt)
 
     def _tail(self, row: Tensor, reach: int) -> bytes:
         """At least the last ``reach`` bytes that some tokens spell, or all."""

@@ -1,25 +1,21 @@
 """Masks of the next position, computed on a thread while a model runs. Knows potential states; no model, no law."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any
 
 from torch import Tensor
 
 from smcdecode.engine.slots import Slots
 from smcdecode.engine.twist import Twist
 
-__all__ = ["AtOnce", "Foresight"]
+__all__ = ["Foresight", "done"]
 
 
-class AtOnce(Executor):
-    """Does what it is given on the thread that gives it: for masks that are waited for, and no model runs meanwhile."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """The result; an error is raised here."""
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
+def done(mask: Tensor) -> Future[Tensor]:
+    """A mask that is at hand."""
+    future: Future[Tensor] = Future()
+    future.set_result(mask)
+    return future
 
 
 class Foresight:

@@ -31,7 +31,14 @@ class Guess(NamedTuple):
 
     text: list[int]  # the last tokens before it
     allowed: Allowed
-    law: Floats  # (len(allowed),) that it was drawn from
+    law: Floats  # (len(allowed),), all positive, that it is drawn from
+
+    def draw(self, u: float) -> int:
+        """The token that a uniform stands for."""
+        if len(self.allowed) == 1:
+            return self.allowed[0]
+        total = self.law.cumsum()
+        return self.allowed[min(int(total.searchsorted(u * total[-1], side="right")), len(total) - 1)]
 
 
 class Pieces:
@@ -83,6 +90,8 @@ class Habits:
     def law(self, text: Sequence[int], allowed: Allowed) -> Floats:
         """Probabilities of the allowed tokens behind a text, all positive: (len(allowed),)."""
         q = self.pieces.law(allowed)
+        if len(allowed) == 1:
+            return q
         for context in _contexts(text):
             c = self._learnt(context, allowed)
             if c is not None:
@@ -102,9 +111,10 @@ class Habits:
     def learn(self, guess: Guess, law: Floats) -> None:
         """Remember the target's probabilities r of the tokens allowed at a guess, (n,), and how near its law was."""
         allowed = guess.allowed
-        if len(allowed) > 1:
-            total, seen = self._kept.get(allowed, (0.0, 0))
-            self._kept[allowed] = total + float(np.minimum(guess.law, law).sum()), seen + 1
+        if len(allowed) == 1:
+            return
+        total, seen = self._kept.get(allowed, (0.0, 0))
+        self._kept[allowed] = total + float(np.minimum(guess.law, law).sum()), seen + 1
         for context in _contexts(guess.text):
             c = self._learnt(context, allowed)
             self._counts[context, allowed] = law if c is None else c + law

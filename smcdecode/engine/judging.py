@@ -178,16 +178,24 @@ class _Pairs:
 
     def compare(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The chance that each token (m,) stands, and log r − log e if it does: (m,) float64 each."""
+        if self.exact:
+            return self._chance(tokens), torch.zeros_like(self.strictness)
         found: list[Tensor] = []
         ratio = torch.zeros_like(self.strictness)
         parts = torch.split(torch.arange(len(tokens)), reference.together(self.law, len(tokens)))
         for part in parts:
             both, near = self._overlap(part), self._place(part, tokens[part]).to(self.law.device)
             found.append(both.acceptance(near).cpu())
-            if not self.exact:
-                ratio[part] = both.log_ratio(near).cpu()
+            ratio[part] = both.log_ratio(near).cpu()
         self._whole = both if len(parts) == 1 else None
         return torch.cat(found) if len(found) > 1 else found[0], ratio
+
+    def _chance(self, tokens: Tensor) -> Tensor:
+        """The same at strictness 1, where it takes no more than two numbers: min(1, r/q)."""
+        place = torch.arange(len(tokens))
+        log_q = self.laws[self.i, self.k, self._place(place, tokens)].cpu().double()
+        log_r = self.law[self.at.to(self.law.device), tokens.to(self.law.device)].cpu().double()
+        return log_r.sub_(self.z).sub_(log_q).clamp_(max=0.0).exp_()
 
     def redraw(self, some: Tensor, tokens: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """What stands instead of some refused tokens (l,), and log r − log e of it: int64 and float64."""

@@ -18,7 +18,8 @@ __all__ = ["Entry", "Numbers", "Pool", "Row", "alike", "fits", "rows_of", "slots
 
 COPY_BYTES = 1 << 18  # a prompt of at most so many bytes a layer may be gathered together with its rows' own pages
 WASTED_SCORES = 12000  # and queries · own keys of its group may be at most this
-LONG_QUERY = 32  # new rows from this length on are attended one by one, without padding
+LONG_QUERY = 96  # new rows from this length on are attended one by one, without padding
+SHORT = 256  # keys: up to so many, queries that are padded cost less than another call
 
 
 Numbers = npt.NDArray[np.int64]
@@ -99,7 +100,7 @@ def alike(entries: Sequence[Entry], dtype: torch.dtype) -> list[list[Entry]]:
     pools: dict[tuple[int, int], list[Entry]] = defaultdict(list)
     for entry in entries:
         length, queries = _padded(entry.keys), entry.queries
-        like = (max(length, 256).bit_length(), max(queries, 8).bit_length())
+        like = (max(length, SHORT).bit_length(), max(queries, 64 if length <= SHORT else 8).bit_length())
         pools[like if dtype == torch.bfloat16 else (length, queries)].append(entry)
     return list(pools.values())
 
@@ -137,14 +138,16 @@ class Pool:
         key, value = store.split(layer, store.read(layer, self.slots))
         heads, fold = key.shape[1], query.shape[1] // key.shape[1]  # ``fold`` query heads share a key head
         folded = query.view(self.entries, self.width, heads, fold, -1).transpose(1, 2)
+        folded = folded.reshape(self.entries, heads, self.width * fold, -1)
         out, lse = attention(
-            folded.reshape(self.entries, heads, self.width * fold, -1),
+            folded if self.width * fold > 1 else folded.repeat(1, 1, 2, 1),  # one alone is rounded in another way
             key.view(self.entries, self.length, heads, -1).transpose(1, 2),
             value.view(self.entries, self.length, heads, -1).transpose(1, 2),
             self._mask(rule.window, fold, query.dtype),
             rule,
         )
-        out = out.view(self.entries, heads, self.width, fold, -1).transpose(1, 2)
+        out, lse = out[:, :, : self.width * fold], lse[:, :, : self.width * fold]
+        out = out.reshape(self.entries, heads, self.width, fold, -1).transpose(1, 2)
         return out.reshape(self.entries * self.width, heads * fold, -1), lse
 
     def sums(self, lse: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from smcdecode.errors import PotentialError, SMCDecodeError
 from smcdecode.potentials.potential import Potential, Prompt, allowed_words, evaluate, masks
 from smcdecode.potentials.vocabulary import Vocabulary
 
-__all__ = ["Death", "Twist"]
+__all__ = ["Death", "States", "Twist"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
