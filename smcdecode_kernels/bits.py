@@ -2,9 +2,13 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["apply_bitmask", "pack_bits", "unpack_bits"]
+__all__ = ["apply_bitmask", "list_bits", "pack_bits", "unpack_bits"]
+
+Words = NDArray[np.int32]
+Ints = NDArray[np.int64]
 
 
 def apply_bitmask(logits: Tensor, words: Tensor) -> Tensor:
@@ -37,6 +41,23 @@ def unpack_bits(words: Tensor, V: int) -> Tensor:
         return torch.from_numpy(np.unpackbits(packed, axis=1, count=V, bitorder="little").view(np.bool_))
     bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)
     return ((bits & 1) != 0).flatten(1)[:, :V]
+
+
+def list_bits(words: Words, V: int) -> tuple[Ints, Ints]:
+    """The tokens of packed masks one by one, quick where they are few: (n, W) int32 → rows and tokens, (m,) int64 each.
+
+    In order of rows and tokens; bits beyond V mean nothing.
+
+    Example:
+        >>> list_bits(np.array([[0b0101], [0b1000]], dtype=np.int32), 4)
+        (array([0, 0, 1]), array([0, 2, 3]))
+    """
+    row, word = words.nonzero()
+    octets = words[row, word].astype("<i4", copy=False)[:, None].view(np.uint8)
+    which, bit = np.unpackbits(octets, axis=1, bitorder="little").nonzero()
+    token = word[which] * 32 + bit
+    real = token < V
+    return row[which[real]], token[real]
 
 
 def pack_bits(mask: Tensor) -> Tensor:

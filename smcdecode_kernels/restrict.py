@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smcdecode_kernels.bits import apply_bitmask
+from smcdecode_kernels.bits import apply_bitmask, list_bits
 from smcdecode_kernels.reference import log_norm
 
 __all__ = ["restrict"]
@@ -28,7 +28,7 @@ def restrict(law: Tensor, words: Tensor) -> Tensor:
     """
     if law.device.type != "cpu":
         return log_norm(apply_bitmask(law, words))
-    masks = np.ascontiguousarray(words.numpy()).astype("<i4", copy=False)
+    masks = words.numpy()
     few = np.count_nonzero(masks, axis=1) < min(_FEW, masks.shape[1])  # a row that keeps all is as unmasked
     if not few.any():
         return log_norm(apply_bitmask(law, words))
@@ -43,12 +43,7 @@ def restrict(law: Tensor, words: Tensor) -> Tensor:
 
 def _token_by_token(law: Tensor, masks: NDArray[np.int32], rows: NDArray[np.int64]) -> NDArray[np.float64]:
     """The same for some rows (m,) of a law (n, V) and of its masks (n, W): (m,)."""
-    row, word = masks[rows].nonzero()
-    octets = masks[rows[row], word][:, None].view(np.uint8)
-    which, bit = np.unpackbits(octets, axis=1, bitorder="little").nonzero()
-    row, token = row[which], word[which] * 32 + bit
-    real = token < law.shape[1]  # bits beyond the vocabulary mean nothing
-    row, token = row[real], token[real]
+    row, token = list_bits(masks[rows], law.shape[1])
     numbers = law.numpy()
     kept = numbers[rows[row], token]
     law.index_fill_(0, torch.from_numpy(rows), -torch.inf)

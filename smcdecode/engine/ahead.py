@@ -23,6 +23,7 @@ from smcdecode.engine.drafting import Block, Drafter, Stream
 from smcdecode.engine.foresight import done
 from smcdecode.engine.habits import ORDER, Allowed, Guess, Habits, Pieces
 from smcdecode.engine.twist import States
+from smcdecode_kernels.bits import list_bits
 
 __all__ = ["FEW", "Ahead", "few_allowed"]
 
@@ -149,11 +150,8 @@ def _fill(block: Block, rows: Sequence[_Row]) -> None:
 @functools.lru_cache(maxsize=256)
 def few_allowed(words: bytes, V: int) -> Allowed | None:
     """The tokens that a packed mask (⌈V/32⌉ int32 words) allows of V, ascending; None for more than ``FEW``."""
-    bits = np.frombuffer(words, dtype=np.uint8)
-    filled = np.flatnonzero(bits)
-    if len(filled) > FEW:
+    packed = np.frombuffer(words, dtype=np.int32)[None]
+    if np.count_nonzero(packed) > FEW:
         return None
-    byte, bit = np.unpackbits(bits[filled, None], axis=1, bitorder="little").nonzero()
-    tokens = filled[byte] * 8 + bit
-    tokens = tokens[tokens < V]
+    tokens = list_bits(packed, V)[1]
     return tuple(tokens.tolist()) if len(tokens) <= FEW else None
