@@ -16,6 +16,7 @@ from smcdecode.engine.checking import Checker
 from smcdecode.engine.drafting import Drafter, Stream
 from smcdecode.engine.draw import Slant, draw, local_law, log_weight
 from smcdecode.engine.endings import Endings
+from smcdecode.engine.exponents import Exponents
 from smcdecode.engine.guessing import guesser_of
 from smcdecode.engine.judging import Judge
 from smcdecode.engine.passes import Passes, Stores
@@ -40,6 +41,7 @@ class ParticleEngine:
         self.passes = Passes(spec.network if spec and not method.overlap else None, stores, stats)  # type: ignore[arg-type]
         self.slots = Slots(lanes, method.slots, max_tokens, stores.prefixes)
         local = method.proposal if isinstance(method.proposal, Local) else Local(check="mask")
+        self.exponents = Exponents(self.slots, method.bridge)
         self.twist = Twist(lanes * method.slots, vocabulary, local.check)
         self.endings = Endings(vocabulary, self.slots)
         self.tuner = Tuner(spec, local.ahead, stores.p, self.slots)
@@ -102,7 +104,7 @@ class ParticleEngine:
         slots = self.slots
         increments = torch.zeros_like(slots.log_p)
         if self.method.bridge:
-            increments += self._bridge(slots.cycle - 1, slots.cycle)
+            increments += self.exponents.gain(slots.cycle - 1, slots.cycle)
         writing = self.writing
         laws = [self._first_law(increments)] if self._first else [self.bonus_law[:0]]
         if len(writing):
@@ -115,7 +117,7 @@ class ParticleEngine:
                 increments += self._weigh()
         increments += slots.settle()
         if self.method.bridge:
-            increments += self._finish_bridge()
+            increments += self.exponents.finish()
         return increments
 
     @property
@@ -179,45 +181,20 @@ class ParticleEngine:
         over = self.endings.last(slots).numpy() | (self.slots.left(slots) == 0)
         self.slots.finished.numpy()[slots.numpy()] = over
 
-    # ---- exponents
-
-    def _alpha(self, cycle: Tensor) -> Tensor:
-        """Exponent of each lane at a cycle, (lanes,) float64: the bridge from 1 to α."""
-        alpha = self.slots.alpha
-        if not self.method.bridge:
-            return alpha
-        return 1.0 + (alpha - 1.0) * (cycle.double() / self.method.bridge).clamp(0.0, 1.0)
-
-    def _bridge(self, before: Tensor, after: Tensor) -> Tensor:
-        """From one exponent to the next every weight, finished particles' too, gains p(x_1:t)^(α_t − α_t−1)."""
-        rise = (self._alpha(after) - self._alpha(before))[self.slots.lane]
-        return torch.where((rise != 0) & ~self.slots.dead, rise * self.slots.log_p, 0.0)
-
-    def _finish_bridge(self) -> Tensor:
-        """Where all particles of a lane are finished the exponent rises to α at once: the answer stands at α."""
-        over = self.slots.finished.view(self.slots.lanes, self.slots.N).all(-1)
-        last = torch.where(over, self.slots.cycle.clamp(min=self.method.bridge), self.slots.cycle)
-        increments = self._bridge(self.slots.cycle, last)
-        self.slots.cycle.copy_(last)
-        return increments
-
-    def _exponents(self, slots: Tensor) -> Tensor:
-        """The exponent that stands in this cycle in each of some slots: (n,) float64."""
-        return torch.from_numpy(self._alpha(self.slots.cycle).numpy()[self.slots.lane.numpy()[slots.numpy()]])
+    # ---- laws
 
     def _slant(self, slots: Tensor) -> Slant:
         """What the targets of some slots make of the model's logits in this cycle."""
         at = slots.numpy()
         law, masked = self.slots.law.numpy()[self.slots.lane.numpy()[at]], self.twist.masked.numpy()[at]
-        return Slant(torch.from_numpy(law), self._exponents(slots), torch.from_numpy(masked))
+        return Slant(torch.from_numpy(law), self.exponents.of(slots), torch.from_numpy(masked))
 
     def _temperature(self, slots: Tensor) -> Tensor:
         """The draft's temperature: as declared, else the target's over the exponent (least variance of the weights)."""
         if self.spec is not None and self.spec.temperature is not None:
             return torch.full((len(slots),), self.spec.temperature, dtype=torch.float64)
-        return torch.from_numpy(self.slots.law.numpy()[self.slots.lane.numpy()[slots.numpy()], 0]) / self._exponents(
-            slots
-        )
+        heat = self.slots.law.numpy()[self.slots.lane.numpy()[slots.numpy()], 0]
+        return torch.from_numpy(heat) / self.exponents.of(slots)
 
     # ---- potentials and deaths
 
@@ -319,7 +296,7 @@ class ParticleEngine:
         return self.slots.uniform(slots, 0, Stream.BONUS)
 
     def _count(self, slots: Tensor, log_pa: Tensor) -> None:
-        self.slots.log_p.numpy()[slots.numpy()] += log_pa.numpy() / self._exponents(slots).numpy()
+        self.slots.log_p.numpy()[slots.numpy()] += log_pa.numpy() / self.exponents.of(slots).numpy()
 
     def uniforms(self) -> Tensor:
         """(lanes, N) float64 uniforms for this cycle's resampling."""

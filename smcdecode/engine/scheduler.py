@@ -11,7 +11,8 @@ from smcdecode.declare.method import SMC
 from smcdecode.declare.proposal import Draft
 from smcdecode.engine.cache import bytes_per_page
 from smcdecode.engine.cycles import Cycle
-from smcdecode.engine.fixed.group import FixedGroup, pages_of, serves
+from smcdecode.engine.fixed.admission import pages_of, serves
+from smcdecode.engine.fixed.group import FixedGroup
 from smcdecode.engine.group import Group, Outcome
 from smcdecode.engine.memory import Budget, plan_memory
 from smcdecode.engine.model import LanguageModel
