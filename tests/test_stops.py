@@ -84,6 +84,13 @@ def test_tokens_checked_one_at_a_time_may_stop_a_text():
     assert_unbiased(runs_of(p * even, smc.Local(check="rejection")), law)
 
 
+def test_guessed_tokens_may_stop_a_text():
+    asked, law = TARGETS["mask"]
+    outs = runs_of(asked, smc.Local(ahead=2))
+    assert_unbiased(outs, exact(**law))
+    assert outs[0].stats.acceptance > 0.3
+
+
 def test_the_oracle_tells_a_cut_from_none():
     """Negative control: neither answer is the other's."""
     with pytest.raises(AssertionError):
