@@ -49,32 +49,29 @@ class Ahead(Drafter):
     def write(self, slots: Tensor) -> Block:
         """Guess up to K tokens in each slot (n,)."""
         block, left, room = self._open(slots)
-        numbers = zip(slots.tolist(), self.slots.texts(slots), left.tolist(), room.tolist(), strict=True)
-        self._rows = [self._row(*row) for row in numbers]
+        u = self.slots.uniform(slots[:, None], torch.arange(block.tokens.shape[1]), Stream.DRAFT)
+        begin = (slots.tolist(), self.slots.texts(slots), left.tolist(), room.tolist(), u.tolist())
+        self._rows = [self._row(*row) for row in zip(*begin, strict=True)]
         if not bool(self.twist.masked[slots].any()):
             return block
-        K = block.tokens.shape[1]
-        u = self.slots.uniform(slots[:, None], torch.arange(K), Stream.DRAFT).tolist()
-        going = list(enumerate(self._rows))
-        for k in range(K + 1):
-            masks = self.twist.masks([row.states for _, row in going], [row.read for _, row in going])
-            for (_, row), words in zip(going, masks.numpy(), strict=True):
+        going = self._rows
+        while going:
+            masks = self.twist.masks([row.states for row in going], [row.read for row in going])
+            for row, words in zip(going, masks.numpy(), strict=True):
                 row.masks.append(words)
-            going = [(i, row) for i, row in going if k < row.room and self._goes_on(row, u[i][k])]
-            if not going:
-                break
+            going = [row for row in going if len(row.tokens) < row.room and self._goes_on(row)]
         _fill(block, self._rows)
         return block
 
-    def _row(self, slot: int, read: Hashable, left: int, room: int) -> "_Row":
+    def _row(self, slot: int, read: Hashable, left: int, room: int, u: list[float]) -> "_Row":
         """How a slot begins a block."""
         habits, length = self.habits[int(self.slots.lane[slot])], int(self.slots.length[slot])
         own = self.slots.tokens[slot, max(length - ORDER, 0) : length].tolist()
         states = self.twist.fork([slot])[0] if room else self.twist.states[slot]
-        return _Row(slot, left, room, habits, [*habits.tail, *own][-ORDER:], states, read)
+        return _Row(slot, left, room, u, habits, [*habits.tail, *own][-ORDER:], states, read)
 
-    def _goes_on(self, row: "_Row", u: float) -> bool:
-        """Guess a row's next token by a uniform, where its last mask allows; whether another may follow."""
+    def _goes_on(self, row: "_Row") -> bool:
+        """Guess a row's next token, if its last mask leaves few; whether another may follow."""
         allowed = few_allowed(row.masks[-1].tobytes(), self.twist.vocabulary.size)
         if not allowed:
             return False
@@ -83,7 +80,7 @@ class Ahead(Drafter):
         row.hope *= row.habits.kept(allowed)
         if row.hope < _HOPE:
             return False
-        token = guess.draw(u)
+        token = guess.draw(row.u[len(row.tokens)])
         row.ended = self.endings.completes(row.slot, row.tokens, token) or len(row.tokens) + 1 == row.left
         row.tokens.append(token)
         if row.ended:
@@ -116,6 +113,7 @@ class _Row:
     slot: int
     left: int  # tokens before its cap
     room: int  # most tokens
+    u: list[float]  # the uniforms of as many
     habits: Habits
     text: list[int]  # the last tokens: of its prompt, its own and guessed ones
     states: States  # of its potentials, behind all of its tokens
