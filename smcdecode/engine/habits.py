@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 __all__ = ["ORDER", "Allowed", "Guess", "Habits", "Pieces"]
 
 ORDER = 4  # tokens of context at most
-_PROMPT = 0.2  # what an occurrence in the prompt counts, beside 1 for a law of the target
+_PROMPT = 0.3  # what an occurrence in the prompt counts, beside 1 for a law of the target
 _PRIOR = 0.7  # what the law of a shorter context counts, in a longer one
 _BEGUN = 0.05  # what a token counts that another allowed one goes on from, beside one that none does
 
