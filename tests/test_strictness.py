@@ -1,11 +1,14 @@
 """The strict step: its law, written out, and the bounds of its weights, for every pair of laws."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smcdecode.engine.judging import _Pairs
 from smcdecode.infer.strictness import overlap, retune
 
 V = 5
@@ -64,3 +67,20 @@ def test_automatic_strictness_rises_after_uneven_weights_and_stays_in_bounds():
     moved = retune(s, efficiency)
     assert moved[0] > 0.2 > moved[1]
     assert moved[2] == 1.0 and moved[3] == 0.02
+
+
+def test_a_token_judged_at_strictness_1_has_one_chance_whatever_is_judged_beside_it():
+    """It is min(1, r/q) of two numbers, and the overlap's c min(1, r/q) to rounding."""
+    m, rng = 200, torch.Generator().manual_seed(0)
+    law, log_q = (torch.randn(m, 40, generator=rng).log_softmax(-1) for _ in range(2))
+    tokens, rows, zero = torch.randint(40, (m,), generator=rng), torch.arange(m), torch.zeros(m, dtype=torch.int64)
+    block = SimpleNamespace(laws=log_q[:, None], columns=None)
+
+    def chance(strictness):
+        s = torch.full((m,), 1.0, dtype=torch.float64).index_fill(0, rows[m // 2 :], strictness)
+        return _Pairs(block, law, rows, torch.zeros(m, dtype=torch.float64), s, rows, zero).compare(tokens)[0]
+
+    alone, beside = chance(1.0), chance(0.3)
+    assert torch.equal(alone[: m // 2], beside[: m // 2]) and not torch.equal(alone, beside)
+    both = overlap(log_q, law, torch.ones(m, dtype=torch.float64))
+    torch.testing.assert_close(alone, both.acceptance(tokens), atol=1e-6, rtol=1e-6)

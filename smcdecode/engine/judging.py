@@ -178,8 +178,9 @@ class _Pairs:
 
     def compare(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The chance that each token (m,) stands, and log r − log e if it does: (m,) float64 each."""
+        chance = self._chance(tokens)
         if self.exact:
-            return self._chance(tokens), torch.zeros_like(self.strictness)
+            return chance, torch.zeros_like(self.strictness)
         found: list[Tensor] = []
         ratio = torch.zeros_like(self.strictness)
         parts = torch.split(torch.arange(len(tokens)), reference.together(self.law, len(tokens)))
@@ -188,7 +189,7 @@ class _Pairs:
             found.append(both.acceptance(near).cpu())
             ratio[part] = both.log_ratio(near).cpu()
         self._whole = both if len(parts) == 1 else None
-        return torch.cat(found) if len(found) > 1 else found[0], ratio
+        return torch.where(self.strictness == 1, chance, torch.cat(found)), ratio  # a row's bits are its own affair
 
     def _chance(self, tokens: Tensor) -> Tensor:
         """The same at strictness 1, where it takes no more than two numbers: min(1, r/q)."""

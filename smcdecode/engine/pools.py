@@ -95,7 +95,8 @@ def alike(entries: Sequence[Entry], dtype: torch.dtype) -> list[list[Entry]]:
     """Entries to be attended by one call.
 
     In bfloat16 the CPU kernel gives a query the same bits under any padding of keys by LENGTH_STEP, so entries of like
-    size go together; in other types only entries of one padded shape do, so that the padding is an entry's own affair.
+    size go together, and short ones however many queries they have up to 127; in other types only entries of one padded
+    shape do, so that the padding is an entry's own affair.
     """
     pools: dict[tuple[int, int], list[Entry]] = defaultdict(list)
     for entry in entries:
