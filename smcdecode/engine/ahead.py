@@ -19,10 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smcdecode.engine.drafting import Block, Drafter, Stream
+from smcdecode.engine.drafting import Block, Stream, open_block
+from smcdecode.engine.endings import Endings
 from smcdecode.engine.foresight import done
 from smcdecode.engine.habits import ORDER, Allowed, Guess, Habits, Pieces
-from smcdecode.engine.twist import States
+from smcdecode.engine.passes import Passes
+from smcdecode.engine.slots import Slots
+from smcdecode.engine.twist import States, Twist
 from smcdecode_kernels.bits import list_bits
 
 __all__ = ["FEW", "Ahead", "few_allowed"]
@@ -33,12 +36,15 @@ _HOPE = 0.1  # least probability that a guess is kept with all before it: a posi
 Words = NDArray[np.int32]
 
 
-class Ahead(Drafter):
-    """Writes blocks of guesses, each row up to the first position with more than ``FEW`` tokens to choose from."""
+class Ahead:
+    """Writes blocks of guesses, each row up to the first position with more than ``FEW`` tokens to choose from.
 
-    def __init__(self, plain: Drafter) -> None:
-        super().__init__(None, None, plain.slots, plain.passes, plain.twist, plain.endings, plain.temperature)
-        self.pieces = Pieces(plain.twist.vocabulary.tokens)
+    It stands where a :class:`~smcdecode.engine.drafting.Drafter` does.
+    """
+
+    def __init__(self, slots: Slots, passes: Passes, twist: Twist, endings: Endings) -> None:
+        self.slots, self.passes, self.twist, self.endings = slots, passes, twist, endings
+        self.pieces = Pieces(twist.vocabulary.tokens)
         self.habits = [Habits((), self.pieces)] * self.slots.lanes
         self._rows: list[_Row] = []  # of the last block
 
@@ -48,7 +54,7 @@ class Ahead(Drafter):
 
     def write(self, slots: Tensor) -> Block:
         """Guess up to K tokens in each slot (n,)."""
-        block, left, room = self._open(slots)
+        block, left, room = open_block(self.slots, self.passes, slots)
         u = self.slots.uniform(slots[:, None], torch.arange(block.tokens.shape[1]), Stream.DRAFT)
         begin = (slots.tolist(), self.slots.texts(slots), left.tolist(), room.tolist(), u.tolist())
         self._rows = [self._row(*row) for row in zip(*begin, strict=True)]

@@ -34,6 +34,7 @@ class ChainEngine(ParticleEngine):
         super().__init__(method.as_smc(), stores, lanes=lanes, max_tokens=max_tokens, stats=stats)
         self.couplings = method.couplings()
         self.preference = Preference.start(lanes)
+        assert isinstance(self.drafter, Drafter)  # chains have a draft model
         self.drafter = _ChainDrafter(self.drafter, self.couplings, self._choice)
 
     def prefill(self, lanes: Sequence[int], requests: Sequence[Request]) -> None:

@@ -20,7 +20,7 @@ from smcdecode.engine.passes import Passes
 from smcdecode.engine.slots import Reading, Slots
 from smcdecode.engine.twist import Twist
 
-__all__ = ["Block", "Drafter", "Going", "Stream", "fates"]
+__all__ = ["Block", "Drafter", "Going", "Stream", "fates", "open_block"]
 
 
 class Stream:
@@ -111,6 +111,14 @@ class Going:
         return slice(None) if self.whole else self.rows
 
 
+def open_block(every: Slots, passes: Passes, slots: Tensor) -> tuple[Block, Tensor, Tensor]:
+    """An empty block with pages for it; how many tokens each slot (n,) has left, and may be drafted: (n,) each."""
+    left, length = torch.from_numpy(every.left(slots)), every.block[every.lane[slots]]
+    room = torch.minimum(left, length)
+    passes.copy_pages(*every.make_room(slots, every.length[slots] + room))
+    return Block.empty(Company.of(every, slots), int(length.max())), left, room
+
+
 class Drafter:
     """Writes blocks of a guesser's tokens, under the potentials' masks."""
 
@@ -140,7 +148,7 @@ class Drafter:
         A row stops at the text's end, at its cap, where its guesser knows nothing, and where the masks leave too little
         of its law: these are functions of what was written before, and so change no law.
         """
-        block, left, room = self._open(slots)
+        block, left, room = open_block(self.slots, self.passes, slots)
         K = block.tokens.shape[1]
         foresight = self._foresight(block, K)
         if K == 0:
@@ -154,13 +162,6 @@ class Drafter:
                 self._mask_next(block, k, foresight)
         block.ended |= block.count == left
         return block
-
-    def _open(self, slots: Tensor) -> tuple[Block, Tensor, Tensor]:
-        """An empty block with pages for it; how many tokens each slot (n,) has left, and may be drafted: (n,) each."""
-        left, length = torch.from_numpy(self.slots.left(slots)), self.slots.block[self.slots.lane[slots]]
-        room = torch.minimum(left, length)
-        self.passes.copy_pages(*self.slots.make_room(slots, self.slots.length[slots] + room))
-        return Block.empty(Company.of(self.slots, slots), int(length.max())), left, room
 
     def _start(self, block: Block, room: Tensor) -> Going:
         """The rows of a block that may have a token."""

@@ -46,9 +46,10 @@ class ParticleEngine:
         self.endings = Endings(vocabulary, self.slots)
         self.tuner = Tuner(spec, local.ahead, stores.p, self.slots)
         guesser = guesser_of(spec, self.slots, self.passes) if spec else None
-        self.drafter = Drafter(spec, guesser, self.slots, self.passes, self.twist, self.endings, self._temperature)
+        shared = self.slots, self.passes, self.twist, self.endings
+        self.drafter: Drafter | Ahead = Drafter(spec, guesser, *shared, self._temperature)
         if spec is None and local.ahead:
-            self.drafter = Ahead(self.drafter)
+            self.drafter = Ahead(*shared)
         self.checker = Checker(local, self.slots, self.twist, self.endings)
         self.judge = Judge(spec.strict if spec else local.ahead > 0, self.slots, self.passes, stats)
         rows = torch.empty(0, vocabulary.size, device=stores.p.layout.device)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from smcdecode.declare.method import SMC
 from smcdecode.declare.verification import Saguaro
-from smcdecode.engine.drafting import Block
+from smcdecode.engine.drafting import Block, Drafter
 from smcdecode.engine.draw import Slant
 from smcdecode.engine.judging import Judge
 from smcdecode.engine.model import LanguageModel
@@ -39,6 +39,7 @@ class RemoteEngine(ParticleEngine):
         own = not isinstance(self.spec.model, RemoteModel)
         self._own = start_beside(self.spec.model) if own else None
         plain = self.drafter
+        assert isinstance(plain, Drafter)  # there is a draft model
         setup = Setup.of(
             self.spec, decoder.budget if isinstance(decoder, Saguaro) else OVERLAP_BUDGET,
             0 if isinstance(decoder, Saguaro) else min(OVERLAP_ANCESTORS, method.slots - 1),
